@@ -282,6 +282,14 @@ class InteractionNotFound(JobNotFound):
     """The session has no such interaction: no command was started with this id."""
 
 
+class ApprovalNotFound(CarrelError, KeyError):
+    """The user has no approval with this id."""
+
+
+class ApprovalAnswered(CarrelError, RuntimeError):
+    """The approval was answered before, or the call does not wait any more."""
+
+
 class ApiKeyNotFound(CarrelError, KeyError):
     """No user of the server has this name; the message names the existing ones."""
 

@@ -9,24 +9,24 @@ from typing import Any
 import pytest
 
 from carrel.client import AsyncClient, Client
-from tests.client.real_server import RealServer
+from tests.support.server_process import ServerProcess
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    running = RealServer(tmp_path_factory.mktemp("served") / "server").start()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    running = ServerProcess(tmp_path_factory.mktemp("served") / "server").start()
     yield running
     running.stop()
 
 
 @pytest.fixture
-def blocking_client(server: RealServer) -> Iterator[Client]:
+def blocking_client(server: ServerProcess) -> Iterator[Client]:
     with Client(base_url=server.url, api_key=server.key) as client:
         yield client
 
 
 @pytest.fixture
-async def async_client(server: RealServer) -> AsyncIterator[AsyncClient]:
+async def async_client(server: ServerProcess) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(base_url=server.url, api_key=server.key) as client:
         yield client
 

@@ -25,7 +25,7 @@ from carrel.errors import (
 )
 from carrel.wire.verification import Job
 from tests.client.conftest import got
-from tests.client.real_server import Answer, Misbehaving, Seen, told
+from tests.support.faulty_server import Answer, FaultyServer, ReceivedRequest, reply
 
 NOW = "2026-01-01T00:00:00Z"
 SESSION = {"session_id": "s", "status": "ready", "expires_at": NOW, "requested_at": NOW, "dataset": "", "sample_id": ""}
@@ -40,7 +40,7 @@ def client_class(request: pytest.FixtureRequest) -> Any:
 
 
 async def asked(
-    client_class: Any, server: Misbehaving, what: str, *, retries: int = 4, key: str = "k", **more: Any
+    client_class: Any, server: FaultyServer, what: str, *, retries: int = 4, key: str = "k", **more: Any
 ) -> Any:
     """`sessions.close`, with arguments, of a client of this class."""
     client = client_class(base_url=server.url, api_key=key, max_retries=retries)
@@ -64,7 +64,13 @@ IDEMPOTENT: list[tuple[str, dict[str, Any], Any]] = [
     ("sessions.execute_command", {"session_id": "s", "command": "ls"}, COMMAND),
     ("sessions.verify.start", {"session_id": "s"}, JOB),
 ]
-FAILURES: list[Answer] = [told({"detail": "x"}, 500), told({}, 502), told({}, 503), told({}, 504), told({}, 429)]
+FAILURES: list[Answer] = [
+    reply({"detail": "x"}, 500),
+    reply({}, 502),
+    reply({}, 503),
+    reply({}, 504),
+    reply({}, 429),
+]
 
 
 @pytest.mark.parametrize(
@@ -74,23 +80,23 @@ FAILURES: list[Answer] = [told({"detail": "x"}, 500), told({}, 502), told({}, 50
 async def test_what_does_no_harm_is_asked_again(
     client_class: Any, what: str, arguments: dict[str, Any], answer: Any, failing: Answer
 ) -> None:
-    with Misbehaving([failing, failing, told(answer)]) as server:
+    with FaultyServer([failing, failing, reply(answer)]) as server:
         await asked(client_class, server, what, **arguments)
     assert len(server.seen) == 3
     assert len({(seen.method, seen.path, seen.body) for seen in server.seen}) == 1
 
 
 async def test_a_post_has_the_same_key_each_time_and_another_one_the_next_time(client_class: Any) -> None:
-    with Misbehaving([None, None, told(COMMAND)]) as server:
+    with FaultyServer([None, None, reply(COMMAND)]) as server:
         for _ in range(2):
             await asked(client_class, server, "sessions.execute_command", session_id="s", command="ls")
     keys = [seen.headers["idempotency-key"] for seen in server.seen]
     assert keys[0] == keys[1] == keys[2] != keys[3]
 
 
-@pytest.mark.parametrize("failing", [None, told({"detail": "x"}, 500), told({}, 502), told({}, 504)])
+@pytest.mark.parametrize("failing", [None, reply({"detail": "x"}, 500), reply({}, 502), reply({}, 504)])
 async def test_code_that_may_have_run_is_not_run_again(client_class: Any, failing: Answer) -> None:
-    with Misbehaving([failing]) as server:
+    with FaultyServer([failing]) as server:
         with pytest.raises((ServerUnreachable, ServerFailed)):
             await asked(client_class, server, "sessions.run", session_id="s", code="1")
         with pytest.raises((ServerUnreachable, ServerFailed)):
@@ -100,35 +106,38 @@ async def test_code_that_may_have_run_is_not_run_again(client_class: Any, failin
 
 async def test_code_that_was_not_begun_is(client_class: Any) -> None:
     result = b'event: result\ndata: {"value": 2}\n\n'
-    with Misbehaving([told({}, 503), told({}, 429), (200, {"content-type": "text/event-stream"}, result)]) as server:
+    with FaultyServer([reply({}, 503), reply({}, 429), (200, {"content-type": "text/event-stream"}, result)]) as server:
         assert (await asked(client_class, server, "sessions.run", session_id="s", code="1 + 1")).value == 2
     assert len(server.seen) == 3
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422])
 async def test_a_no_is_a_no(client_class: Any, status: int) -> None:
-    with Misbehaving([told({"detail": "no"}, status)]) as server, pytest.raises(RemoteError, match="no"):
+    with FaultyServer([reply({"detail": "no"}, status)]) as server, pytest.raises(RemoteError, match="no"):
         await asked(client_class, server, "sessions.retrieve", session_id="s")
     assert len(server.seen) == 1
 
 
 async def test_it_gives_up_after_as_many_tries_as_it_was_given(client_class: Any) -> None:
     for retries in (0, 2):
-        with Misbehaving([told({"detail": "broken"}, 500)]) as server, pytest.raises(ServerFailed, match="broken"):
+        with (
+            FaultyServer([reply({"detail": "broken"}, 500)]) as server,
+            pytest.raises(ServerFailed, match="broken"),
+        ):
             await asked(client_class, server, "health.check", retries=retries)
         assert len(server.seen) == retries + 1
 
 
 async def test_it_waits_as_long_as_the_server_asks(client_class: Any) -> None:
     began = time.monotonic()
-    with Misbehaving([told({}, 429, retry_after="1"), told(HEALTH)]) as server:
+    with FaultyServer([reply({}, 429, retry_after="1"), reply(HEALTH)]) as server:
         await asked(client_class, server, "health.check")
     assert time.monotonic() - began >= 1
     assert len(server.seen) == 2
 
 
 async def test_but_not_longer_than_the_caller_has(client_class: Any) -> None:
-    with Misbehaving([told({"detail": "full"}, 429, retry_after="30")]) as server:
+    with FaultyServer([reply({"detail": "full"}, 429, retry_after="30")]) as server:
         with pytest.raises(TooMany, match="full") as refused:
             await asked(client_class, server, "health.check", timeout=25)
         with pytest.raises(TooMany):
@@ -161,7 +170,7 @@ async def test_nobody_there(client_class: Any) -> None:
     ],
 )
 async def test_nonsense_is_an_error_of_the_server(client_class: Any, answer: Answer) -> None:
-    with Misbehaving([answer]) as server, pytest.raises(ServerFailed, match="get session s"):
+    with FaultyServer([answer]) as server, pytest.raises(ServerFailed, match="get session s"):
         await asked(client_class, server, "sessions.retrieve", session_id="s")
     assert len(server.seen) == 1
 
@@ -169,12 +178,12 @@ async def test_nonsense_is_an_error_of_the_server(client_class: Any, answer: Ans
 @pytest.mark.parametrize("what", ["sessions.list", "datasets.list", "samples.list", "health.check"])
 @pytest.mark.parametrize("body", [b"7", b'{"sessions": [1]}', b'{"sessions": {}}', b'[{"x": 1}]'])
 async def test_nonsense_lists_too(client_class: Any, what: str, body: bytes) -> None:
-    with Misbehaving([(200, {}, body)]) as server, pytest.raises(ServerFailed):
+    with FaultyServer([(200, {}, body)]) as server, pytest.raises(ServerFailed):
         await asked(client_class, server, what)
 
 
 async def test_fields_of_a_newer_server_are_kept(client_class: Any) -> None:
-    with Misbehaving([told(SESSION | {"mood": "good"})]) as server:
+    with FaultyServer([reply(SESSION | {"mood": "good"})]) as server:
         found = await asked(client_class, server, "sessions.retrieve", session_id="s")
     assert found.mood == "good"
     assert found.model_dump()["mood"] == "good"
@@ -183,11 +192,11 @@ async def test_fields_of_a_newer_server_are_kept(client_class: Any) -> None:
 async def test_a_server_that_hangs_costs_no_more_than_the_time_given(client_class: Any) -> None:
     over = threading.Event()
 
-    def slow(_: Seen) -> Answer:
+    def slow(_: ReceivedRequest) -> Answer:
         over.wait(60)
-        return told(HEALTH)
+        return reply(HEALTH)
 
-    with Misbehaving([slow]) as server:
+    with FaultyServer([slow]) as server:
         with pytest.raises(WaitedTooLong, match="check the health of the server") as problem:
             await asked(client_class, server, "health.check", timeout=0.3)
         over.set()
@@ -195,21 +204,28 @@ async def test_a_server_that_hangs_costs_no_more_than_the_time_given(client_clas
 
 
 async def test_waiting_for_what_does_not_end_has_its_time(client_class: Any) -> None:
-    with Misbehaving([told(COMMAND | {"exit_code": None})]) as server, pytest.raises(WaitedTooLong, match="it goes on"):
+    with (
+        FaultyServer([reply(COMMAND | {"exit_code": None})]) as server,
+        pytest.raises(WaitedTooLong, match="it goes on"),
+    ):
         await asked(client_class, server, "sessions.execute_command", session_id="s", command="x", timeout=1.5)
     assert [seen.method for seen in server.seen[:2]] == ["POST", "GET"]
 
 
 async def test_a_server_that_does_not_hold_its_answers_is_not_flooded(client_class: Any) -> None:
-    with Misbehaving([told(JOB | {"status": "running"})]) as server, pytest.raises(WaitedTooLong):
+    with FaultyServer([reply(JOB | {"status": "running"})]) as server, pytest.raises(WaitedTooLong):
         await asked(client_class, server, "sessions.verify.start", session_id="s", timeout=2)
     assert len(server.seen) < 15
 
 
 async def test_the_interval_is_the_caller_s(client_class: Any) -> None:
-    states = [told(COMMAND | {"exit_code": None}), told(COMMAND | {"exit_code": None}), told(COMMAND)]
+    states = [
+        reply(COMMAND | {"exit_code": None}),
+        reply(COMMAND | {"exit_code": None}),
+        reply(COMMAND),
+    ]
     began = time.monotonic()
-    with Misbehaving(states) as server:
+    with FaultyServer(states) as server:
         await asked(client_class, server, "sessions.execute_command", session_id="s", command="x", poll_interval=0.3)
     assert time.monotonic() - began >= 0.6
     assert len(server.seen) == 3
@@ -217,22 +233,22 @@ async def test_the_interval_is_the_caller_s(client_class: Any) -> None:
 
 async def test_a_server_that_tells_only_what_the_wire_has_is_asked_for_the_rest(client_class: Any) -> None:
     begun = {"interaction_id": "i", "status": "pending"}
-    with Misbehaving([told(begun), told(COMMAND)]) as server:
+    with FaultyServer([reply(begun), reply(COMMAND)]) as server:
         assert (
             await asked(client_class, server, "sessions.execute_command", session_id="s", command="x")
         ).stdout == "out"
     assert [seen.path for seen in server.seen] == ["/api/v1/sessions/s/exec", "/api/v1/sessions/s/interactions/i"]
     created = {"session_id": "s", "status": "creating", "expires_at": NOW}
-    with Misbehaving([told(created), told(SESSION | {"status": "creating"}), told(SESSION)]) as server:
+    with FaultyServer([reply(created), reply(SESSION | {"status": "creating"}), reply(SESSION)]) as server:
         session = await asked(client_class, server, "sessions.create", dataset="d", sample_id="x")
     assert session.status == "ready"
-    with Misbehaving([told({"job_id": "j", "status": "pending", "started_at": NOW}), told(JOB)]) as server:
+    with FaultyServer([reply({"job_id": "j", "status": "pending", "started_at": NOW}), reply(JOB)]) as server:
         assert (await asked(client_class, server, "sessions.verify.start", session_id="s")).is_finished
 
 
 async def test_without_waiting_it_looks_once(client_class: Any) -> None:
     running = COMMAND | {"exit_code": None}
-    with Misbehaving([told(running)]) as server:
+    with FaultyServer([reply(running)]) as server:
         state = await asked(
             client_class, server, "sessions.execute_command", session_id="s", command="x", wait_for_completion=False
         )
@@ -246,8 +262,8 @@ async def test_progress_is_told(client_class: Any) -> None:
     def note(job: Job) -> None:
         heard.append(job.status)
 
-    states = [told(JOB | {"status": state}) for state in ("pending", "running", "completed")]
-    with Misbehaving(states) as server:
+    states = [reply(JOB | {"status": state}) for state in ("pending", "running", "completed")]
+    with FaultyServer(states) as server:
         await asked(
             client_class,
             server,
@@ -260,7 +276,7 @@ async def test_progress_is_told(client_class: Any) -> None:
 
 async def test_what_the_caller_adds_is_sent(client_class: Any) -> None:
     more = {"extra_headers": {"X-A": "1", "Idempotency-Key": "mine"}, "extra_query": {"q": "2"}, "extra_body": {"b": 3}}
-    with Misbehaving([told(SESSION)]) as server:
+    with FaultyServer([reply(SESSION)]) as server:
         await asked(
             client_class, server, "sessions.create", key=" key ", dataset="d", sample_id="x", ttl_minutes=7, **more
         )
@@ -273,7 +289,7 @@ async def test_what_the_caller_adds_is_sent(client_class: Any) -> None:
 
 @pytest.mark.parametrize("odd", ["a/b", "..", ".", "a b", "ä", "x?y#z", "%2e%2e", "\n"])
 async def test_an_id_stays_in_its_place(client_class: Any, odd: str) -> None:
-    with Misbehaving([told(SESSION)]) as server:
+    with FaultyServer([reply(SESSION)]) as server:
         await asked(client_class, server, "sessions.retrieve", session_id=odd)
     parts = server.seen[0].path.split("/")
     assert len(parts) == 5
@@ -284,7 +300,7 @@ async def test_an_id_stays_in_its_place(client_class: Any, odd: str) -> None:
 
 @pytest.mark.parametrize("wrong", ["", None, 3])
 async def test_no_id_is_a_value_error_and_nothing_is_sent(client_class: Any, wrong: Any) -> None:
-    with Misbehaving([told(SESSION)]) as server:
+    with FaultyServer([reply(SESSION)]) as server:
         for what in ("sessions.retrieve", "sessions.close", "sessions.diff", "sessions.verify.start"):
             with pytest.raises(ValueError, match="session_id: expected a name"):
                 await asked(client_class, server, what, session_id=wrong)
@@ -294,7 +310,7 @@ async def test_no_id_is_a_value_error_and_nothing_is_sent(client_class: Any, wro
 async def test_a_file_is_sent_whole_again_after_the_line_broke(client_class: Any, tmp_path: Path) -> None:
     path = tmp_path / "large"
     path.write_bytes(bytes(range(256)) * 10_000)
-    with Misbehaving([told({}, 503), told({})]) as server:
+    with FaultyServer([reply({}, 503), reply({})]) as server:
         await asked(client_class, server, "sessions.write_file", session_id="s", path="a/b c", data=path.read_bytes())
     assert [seen.body for seen in server.seen] == [path.read_bytes()] * 2
     assert server.seen[0].path == "/api/v1/sessions/s/files/a/b%20c"
@@ -302,7 +318,7 @@ async def test_a_file_is_sent_whole_again_after_the_line_broke(client_class: Any
 
 async def test_half_a_download_is_no_download(client_class: Any, tmp_path: Path) -> None:
     half = (200, {"content-type": "application/gzip", "content-length": "100"}, b"half")
-    with Misbehaving([half]) as server, pytest.raises(ServerUnreachable):
+    with FaultyServer([half]) as server, pytest.raises(ServerUnreachable):
         await asked(
             client_class, server, "samples.download_to", to=tmp_path / "x", sample_id="s", dataset="d", retries=0
         )
@@ -323,7 +339,7 @@ def test_a_key_that_is_none_is_not_shown(client_class: Any, key: str) -> None:
 
 
 async def test_settings_come_from_the_environment(client_class: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Misbehaving([told(HEALTH)]) as server:
+    with FaultyServer([reply(HEALTH)]) as server:
         monkeypatch.setenv("CARREL_BASE_URL", server.url)
         monkeypatch.setenv("CARREL_API_KEY", "from-there")
         monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
@@ -335,17 +351,20 @@ async def test_settings_come_from_the_environment(client_class: Any, monkeypatch
 
 async def test_a_wrong_key_and_a_wrong_state_say_so(client_class: Any) -> None:
     with (
-        Misbehaving([told({"detail": "no key"}, 401)]) as server,
+        FaultyServer([reply({"detail": "no key"}, 401)]) as server,
         pytest.raises(KeyNotAccepted, match="CARREL_API_KEY"),
     ):
         await asked(client_class, server, "sessions.list")
-    with Misbehaving([told({"detail": "it is closed"}, 409)]) as server, pytest.raises(NotNow, match="it is closed"):
+    with (
+        FaultyServer([reply({"detail": "it is closed"}, 409)]) as server,
+        pytest.raises(NotNow, match="it is closed"),
+    ):
         await asked(client_class, server, "sessions.verify.start", session_id="s")
 
 
 async def test_the_base_url_of_a_given_http_client_stays(client_class: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     http_class: Any = httpx2.Client if client_class is Client else httpx2.AsyncClient
-    with Misbehaving([told(HEALTH), told(HEALTH)]) as server:
+    with FaultyServer([reply(HEALTH), reply(HEALTH)]) as server:
         http = http_class(base_url="http://elsewhere.example/root", trust_env=False)
         client = client_class(base_url=server.url, http_client=http)
         await got(client.health.check())
@@ -360,7 +379,7 @@ async def test_the_base_url_of_a_given_http_client_stays(client_class: Any, monk
 
 @pytest.mark.parametrize("ending", ["", "/", "/api/v1", "/api/v1/"])
 async def test_the_version_of_the_api_may_be_left_out(client_class: Any, ending: str) -> None:
-    with Misbehaving([told(HEALTH)]) as server:
+    with FaultyServer([reply(HEALTH)]) as server:
         client = client_class(base_url=server.url.removesuffix("/api/v1") + ending)
         await got(client.health.check())
         await got(client.close())

@@ -15,11 +15,12 @@ import pytest
 from carrel.client import AsyncClient, Client
 from carrel.errors import CommandNotRun, RemoteError, ServerUnreachable
 from carrel.wire.answers import OutputPiece
-from tests.client.real_server import RealServer, Relay
+from tests.support.faulty_server import Relay
+from tests.support.server_process import ServerProcess
 
 
 @pytest.fixture
-def relay(server: RealServer) -> Iterator[Relay]:
+def relay(server: ServerProcess) -> Iterator[Relay]:
     with Relay(server.port) as line:
         yield line
 
@@ -29,7 +30,9 @@ async def cut_after(relay: Relay, seconds: float) -> None:
     relay.cut()
 
 
-async def test_a_command_whose_line_breaks_is_run_once_and_found_again(server: RealServer, relay: Relay) -> None:
+async def test_a_command_whose_connection_breaks_is_run_once_and_found_again(
+    server: ServerProcess, relay: Relay
+) -> None:
     async with AsyncClient(base_url=relay.url, api_key=server.key) as client, await client.sessions.create() as session:
         command = session.execute_command("echo x >> times; sleep 1; wc -l < times")
         done, _ = await asyncio.gather(command, cut_after(relay, 0.5))
@@ -37,7 +40,7 @@ async def test_a_command_whose_line_breaks_is_run_once_and_found_again(server: R
         assert done.stdout.strip() == "1"
 
 
-async def test_output_as_it_comes_over_a_line_that_breaks_ends_with_the_whole(server: RealServer, relay: Relay) -> None:
+async def test_streamed_output_over_a_broken_connection_is_completed(server: ServerProcess, relay: Relay) -> None:
     async with AsyncClient(base_url=relay.url, api_key=server.key) as client, await client.sessions.create() as session:
         heard: list[str] = []
 
@@ -52,7 +55,7 @@ async def test_output_as_it_comes_over_a_line_that_breaks_ends_with_the_whole(se
         assert done.stdout.split() == ["one", "two", "1"]
 
 
-async def test_a_session_is_made_once(server: RealServer, relay: Relay) -> None:
+async def test_a_session_is_made_once(server: ServerProcess, relay: Relay) -> None:
     async with AsyncClient(base_url=relay.url, api_key=server.key) as client:
         before = (await client.sessions.list()).total_count
         making = asyncio.ensure_future(client.sessions.create(dataset="demo", sample_id="slug-1"))
@@ -66,7 +69,7 @@ async def test_a_session_is_made_once(server: RealServer, relay: Relay) -> None:
         await session.close()
 
 
-async def test_code_whose_line_breaks_is_stopped_and_said_to_be(server: RealServer, relay: Relay) -> None:
+async def test_code_whose_line_breaks_is_stopped_and_said_to_be(server: ServerProcess, relay: Relay) -> None:
     async with (
         AsyncClient(base_url=server.url, api_key=server.key) as direct,
         await direct.sessions.create() as session,
@@ -79,7 +82,7 @@ async def test_code_whose_line_breaks_is_stopped_and_said_to_be(server: RealServ
         assert (await session.run("x")).value == 5
 
 
-async def test_events_go_on_after_the_line_broke_without_a_gap(server: RealServer, relay: Relay) -> None:
+async def test_events_go_on_after_the_line_broke_without_a_gap(server: ServerProcess, relay: Relay) -> None:
     async with (
         AsyncClient(base_url=server.url, api_key=server.key) as direct,
         await direct.sessions.create() as session,
@@ -100,7 +103,7 @@ async def test_events_go_on_after_the_line_broke_without_a_gap(server: RealServe
         assert seen == [event.seq async for event in session.events()]
 
 
-def test_the_client_that_blocks_goes_on_too(server: RealServer, relay: Relay) -> None:
+def test_the_client_that_blocks_goes_on_too(server: ServerProcess, relay: Relay) -> None:
     with Client(base_url=relay.url, api_key=server.key) as client, client.sessions.create() as session:
         cutting = threading.Timer(0.5, relay.cut)
         cutting.start()
@@ -112,7 +115,7 @@ def test_the_client_that_blocks_goes_on_too(server: RealServer, relay: Relay) ->
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_server_that_ends_while_a_command_runs(tmp_path: Path, how: signal.Signals) -> None:
-    server = RealServer(tmp_path / "server").start()
+    server = ServerProcess(tmp_path / "server").start()
     try:
         async with AsyncClient(base_url=server.url, api_key=server.key) as client:
             session = await client.sessions.create()
@@ -135,7 +138,7 @@ async def test_a_server_that_ends_while_a_command_runs(tmp_path: Path, how: sign
 
 
 async def test_a_server_that_starts_late_is_waited_for(tmp_path: Path) -> None:
-    server = RealServer(tmp_path / "server").start()
+    server = ServerProcess(tmp_path / "server").start()
     server.stop()
     later = threading.Timer(0.5, server.start)
     async with AsyncClient(base_url=server.url, api_key=server.key, max_retries=10) as client:

@@ -11,14 +11,14 @@ import pytest
 
 from carrel.client import AsyncClient, AsyncRemoteSession
 from carrel.errors import CommandNotRun, SessionNotReady, TooMany
-from tests.client.real_server import RealServer
 from tests.execution.processes import descendants, wait_gone
+from tests.support.server_process import ServerProcess
 
 SESSIONS = 100
 COMMANDS = 10
 
 
-def left_of(server: RealServer) -> tuple[int, int, int]:
+def left_of(server: ServerProcess) -> tuple[int, int, int]:
     """Processes, mounts and open files that a server has; of the logs, it keeps the newest open on purpose."""
     mounts = Path(f"/proc/{server.pid}/mounts").read_text().count("carrel")
     names = [_name_of(file) for file in Path(f"/proc/{server.pid}/fd").iterdir()]
@@ -32,7 +32,7 @@ def _name_of(file: Path) -> str:
         return "closed meanwhile"
 
 
-async def as_it_was(server: RealServer, before: tuple[int, int, int]) -> tuple[int, int, int]:
+async def as_it_was(server: ServerProcess, before: tuple[int, int, int]) -> tuple[int, int, int]:
     """What is left, once it is no more than before or does not get less."""
     for _ in range(600):
         after = left_of(server)
@@ -59,7 +59,7 @@ def expected(number: int) -> list[str]:
 @pytest.mark.timeout(300)
 async def test_a_hundred_sessions_with_ten_commands_each(tmp_path: Path) -> None:
     # What is kept open for the next one to come would be counted as left.
-    server = RealServer(tmp_path / "server", "--warm", "0").start()
+    server = ServerProcess(tmp_path / "server", "--prewarmed", "0").start()
     try:
         async with AsyncClient(base_url=server.url, api_key=server.key) as client:
             # From the third on there is a place built ahead, afterwards as before.
@@ -87,7 +87,7 @@ async def test_a_hundred_sessions_with_ten_commands_each(tmp_path: Path) -> None
 @pytest.mark.timeout(300)
 async def test_clients_that_behave_badly_side_by_side(tmp_path: Path) -> None:
     """Readers that leave, large outputs, a command that ignores signals, sessions closed under their commands."""
-    server = RealServer(tmp_path / "server").start()
+    server = ServerProcess(tmp_path / "server").start()
     try:
         async with AsyncClient(base_url=server.url, api_key=server.key) as client:
 
@@ -128,7 +128,7 @@ async def test_clients_that_behave_badly_side_by_side(tmp_path: Path) -> None:
 
 
 async def test_more_sessions_than_there_may_be(tmp_path: Path) -> None:
-    server = RealServer(tmp_path / "server", "--max-sessions", "2").start()
+    server = ServerProcess(tmp_path / "server", "--max-sessions", "2").start()
     try:
         async with AsyncClient(base_url=server.url, api_key=server.key, max_retries=0) as client:
             first, second = [await client.sessions.create() for _ in range(2)]

@@ -19,7 +19,7 @@ from carrel.client._sync.resources import SyncDatasets, SyncHealth, SyncSamples,
 from carrel.client._sync.sessions import SyncSessions
 from carrel.client.transport import RequestOptions, WaitOptions
 from carrel.wire import answers, verification
-from tests.client.real_server import RealServer
+from tests.support.server_process import ServerProcess
 
 PROGRAM = """
 import sys
@@ -55,7 +55,7 @@ print(failed.session_id != session.session_id, bool(client.sessions.close(failed
 IMPORTS = {"theirs": "from codeset import Codeset as Client", "ours": "from carrel.client import Client"}
 
 
-def printed(program: str, which: str, server: RealServer, folder: Path) -> list[str]:
+def printed(program: str, which: str, server: ServerProcess, folder: Path) -> list[str]:
     path = folder / f"{which}.py"
     path.write_text(program.replace("IMPORT", IMPORTS[which]))
     words = [sys.executable, str(path), server.url, server.key]
@@ -64,7 +64,7 @@ def printed(program: str, which: str, server: RealServer, folder: Path) -> list[
     return done.stdout.splitlines()
 
 
-def test_a_program_prints_the_same_with_both(server: RealServer, tmp_path: Path) -> None:
+def test_a_program_prints_the_same_with_both(server: ServerProcess, tmp_path: Path) -> None:
     ours = printed(PROGRAM, "ours", server, tmp_path)
     assert ours == printed(PROGRAM, "theirs", server, tmp_path)
     assert len(ours) == PROGRAM.count("print(")
@@ -120,7 +120,7 @@ def test_the_settings_of_theirs_are_there(theirs: type, ours: type) -> None:
     assert wanted <= set(inspect.signature(ours).parameters)
 
 
-async def test_the_async_client_too(server: RealServer) -> None:
+async def test_the_async_client_too(server: ServerProcess) -> None:
     async def walk(client: Any) -> list[Any]:
         session = await client.sessions.create(dataset="demo", sample_id="calc-1", poll_interval=0.5)
         done = await client.sessions.execute_command(session.session_id, command="echo $((6 * 7)); ls")

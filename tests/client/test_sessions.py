@@ -33,7 +33,7 @@ from carrel.errors import (
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.wire.answers import Interaction, OutputPiece, RunResult
 from tests.client.conftest import all_of, got
-from tests.client.real_server import RealServer
+from tests.support.server_process import ServerProcess
 
 
 def test_both_clients_have_the_same_calls() -> None:
@@ -176,7 +176,7 @@ async def test_in_the_background(session: Any) -> None:
     assert await got(session.read_file(begun.output)) == b"done\n"
 
 
-async def test_what_a_command_writes_is_heard_as_it_comes(server: RealServer, session: Any) -> None:
+async def test_what_a_command_writes_is_heard_as_it_comes(server: ServerProcess, session: Any) -> None:
     came: list[str] = []
     done = await got(
         session.execute_command(
@@ -237,7 +237,7 @@ async def test_who_leaves_a_stream_stops_the_code_and_can_go_on(session: Any) ->
     assert (await got(session.run("x"))).value == "kept"
 
 
-async def test_interrupt_from_elsewhere(server: RealServer, session: Any) -> None:
+async def test_interrupt_from_elsewhere(server: ServerProcess, session: Any) -> None:
     """The client that blocks is blocked by its own run, so another one interrupts."""
     over = threading.Event()
     heard: list[bool] = []
@@ -460,7 +460,7 @@ async def test_a_session_begins_with_files_and_of_a_version(client: Any) -> None
     await got(session.close())
     with pytest.raises(CarrelError, match="version 7"):
         await got(client.sessions.create(dataset="demo", sample_id="calc-1", version=7))
-    with pytest.raises(ConfigurationError, match="network: this server gives none"):
+    with pytest.raises(ConfigurationError, match="network: this server gives sessions no network"):
         await got(client.sessions.create(network=True))
 
 
@@ -472,7 +472,7 @@ async def test_unknown_things(client: Any) -> None:
         await got(client.sessions.create(dataset="nothing", sample_id="x"))
 
 
-async def test_a_closed_session_s_command_is_told_apart_from_a_failed_one(server: RealServer, session: Any) -> None:
+async def test_a_closed_session_s_command_is_told_apart_from_a_failed_one(server: ServerProcess, session: Any) -> None:
     def close() -> None:
         with Client(base_url=server.url, api_key=server.key) as other:
             while "sleep 100" not in str(list(other.sessions.events(session.session_id, follow=False))):
@@ -486,7 +486,7 @@ async def test_a_closed_session_s_command_is_told_apart_from_a_failed_one(server
     await asyncio.to_thread(thread.join)
 
 
-async def test_a_wrong_key(server: RealServer) -> None:
+async def test_a_wrong_key(server: ServerProcess) -> None:
     with Client(base_url=server.url, api_key="wrong") as client:
         assert client.health.check().status
         with pytest.raises(KeyNotAccepted):

@@ -8,15 +8,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.server.serving_process import Serving
+from tests.support.server_process import ServerProcess
 
-NewServer = Callable[..., Serving]
+NewServer = Callable[..., ServerProcess]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One that all tests of a file share."""
-    serving = Serving(tmp_path_factory.mktemp("server")).start()
+    serving = ServerProcess(tmp_path_factory.mktemp("server")).start()
     yield serving
     assert serving.stop() == 0
 
@@ -24,10 +24,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 @pytest.fixture
 def new_server(tmp_path: Path) -> Iterator[NewServer]:
     """`new_server("--max-sessions", 2)`: one of the test's own."""
-    made: list[Serving] = []
+    made: list[ServerProcess] = []
 
-    def make(*words: object, env: dict[str, str] | None = None) -> Serving:
-        made.append(Serving(tmp_path / f"server-{len(made)}", *words, env=env))
+    def make(*words: object, env: dict[str, str] | None = None) -> ServerProcess:
+        made.append(ServerProcess(tmp_path / f"server-{len(made)}", *words, env=env))
         return made[-1].start()
 
     yield make
@@ -36,6 +36,6 @@ def new_server(tmp_path: Path) -> Iterator[NewServer]:
 
 
 @pytest.fixture
-def client(server: Serving) -> Iterator[httpx.Client]:
+def client(server: ServerProcess) -> Iterator[httpx.Client]:
     with server.client() as client:
         yield client

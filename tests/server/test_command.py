@@ -27,7 +27,7 @@ def test_a_key_is_printed_alone_and_once(carrel: Carrel, tmp_path: Path) -> None
     assert key.strip() not in listed
     again = carrel("keys", "add", "ann", "--data", tmp_path / "data", code=2)
     assert "already" in again.stderr
-    assert "no name" in carrel("keys", "add", "a/b", "--data", tmp_path / "data", code=2).stderr
+    assert "not a valid name" in carrel("keys", "add", "a/b", "--data", tmp_path / "data", code=2).stderr
     carrel("keys", "revoke", "ann", "--data", tmp_path / "data")
     assert json.loads(carrel("keys", "list", "--data", tmp_path / "data", "--json").stdout) == []
     assert "ann" in carrel("keys", "revoke", "ann", "--data", tmp_path / "data", code=2).stderr

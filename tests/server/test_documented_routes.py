@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from carrel.server.app import make_app
-from carrel.server.front_desk import FrontDesk, Rules
-from carrel.server.keys import Keys
+from carrel.server.api_keys import ApiKeys
+from carrel.server.app import create_app
+from carrel.server.session_manager import SessionManager
 from carrel.session import MemoryStorage
 from carrel.tasks.dataset import Datasets
 
@@ -16,12 +16,12 @@ PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text("utf-8")
 
 async def test_every_route_is_on_the_page(tmp_path: Path) -> None:
     storage = MemoryStorage()
-    app = make_app(FrontDesk(storage, Datasets(tmp_path), tmp_path, Rules()), Keys(storage.store))
-    told = {
+    app = create_app(SessionManager(storage, Datasets(tmp_path)), ApiKeys(storage.store))
+    routes = {
         f"{method.upper()} {path.removeprefix('/api/v1')}"
         for path, methods in app.openapi()["paths"].items()
         for method in methods
     }
-    written = set(re.findall(r"`((?:GET|POST|PUT|PATCH|DELETE) /[^`?]*)", PAGE))
-    assert told == written
-    assert len(told) == 31
+    documented = set(re.findall(r"`((?:GET|POST|PUT|PATCH|DELETE) /[^`?]*)", PAGE))
+    assert routes == documented
+    assert len(routes) == 36

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.serving_process import Serving, executed, ready
+from tests.support.server_process import ServerProcess, create_session, run_command
 
 SECRET = "only-hers-4711"
 BODIES: dict[tuple[str, str], Any] = {
@@ -27,27 +27,37 @@ BODIES: dict[tuple[str, str], Any] = {
     ("patch", "/sessions/{session_id}"): {"ttl_minutes": 1},
     ("put", "/sessions/{session_id}/files/{path}"): b"overwritten",
     ("post", "/sessions"): {},
+    ("post", "/approvals/{approval_id}"): {"decision": "approve"},
 }
-OF_NOBODY = {"/health", "/datasets", "/samples", "/samples/{dataset}/{sample_id}/download", "/metrics", "/sessions"}
-"""Routes without a session in them; the last tells each their own."""
+WITHOUT_SESSION = {
+    "/health",
+    "/datasets",
+    "/samples",
+    "/samples/{dataset}/{sample_id}/download",
+    "/metrics",
+    "/sessions",
+    "/approvals",
+}
+"""Routes without a session in them; the last two list the user's own."""
 
 
 @pytest.fixture(scope="module")
-def hers(server: Serving) -> Iterator[dict[str, str]]:
+def hers(server: ServerProcess) -> Iterator[dict[str, str]]:
     """A session with a file, an interaction, a job and a checkpoint."""
     with server.client() as client:
-        session = ready(client, dataset="demo", sample_id="calc-1", files={"secret": SECRET})
-        interaction = executed(client, session, "cat secret")["interaction_id"]
+        session = create_session(client, dataset="demo", sample_id="calc-1", files={"secret": SECRET})
+        interaction = run_command(client, session, "cat secret")["interaction_id"]
         said = [{"role": "user", "content": [{"type": "text", "text": SECRET}]}]
         client.post(f"/sessions/{session}/conversation", json={"messages": said})
         job = client.post(f"/sessions/{session}/verify", headers={"Prefer": "wait=55"}).json()["job_id"]
         point = client.post(f"/sessions/{session}/checkpoints", json={"label": SECRET}).json()["id"]
         ids = {"session_id": session, "interaction_id": interaction, "job_id": job, "checkpoint_id": point}
+        ids["approval_id"] = f"{session}.{'0' * 32}"
         yield {**ids, "path": "secret"}
         client.delete(f"/sessions/{session}")
 
 
-def routes(server: Serving) -> list[tuple[str, str]]:
+def routes(server: ServerProcess) -> list[tuple[str, str]]:
     schema = httpx.get(server.url.replace("/api/v1", "/openapi.json"), timeout=60).json()
     return [
         (method, path.removeprefix("/api/v1"))
@@ -64,12 +74,12 @@ def asked(client: httpx.Client, method: str, path: str, values: dict[str, str]) 
     return client.request(method, address, **given)
 
 
-def test_somebody_elses_is_as_if_it_were_not_there(server: Serving, hers: dict[str, str]) -> None:
+def test_somebody_elses_is_as_if_it_were_not_there(server: ServerProcess, hers: dict[str, str]) -> None:
     walked = routes(server)
-    nothing = {**hers, "session_id": "0" * 32}
+    nothing = {**hers, "session_id": "0" * 32, "approval_id": f"{'0' * 32}.{'0' * 32}"}
     with server.client(server.add_key("intruder")) as other:
         for method, path in walked:
-            if path in OF_NOBODY:
+            if path in WITHOUT_SESSION:
                 continue
             answer = asked(other, method, path, hers)
             assert answer.status_code == 404, (method, path, answer.text)
@@ -81,13 +91,13 @@ def test_somebody_elses_is_as_if_it_were_not_there(server: Serving, hers: dict[s
         assert hers["session_id"] not in other.get("/metrics").text
     assert len(walked) > 20
     with server.client() as client:
-        assert executed(client, hers["session_id"], "cat secret; ls")["stdout"].startswith(SECRET)
+        assert run_command(client, hers["session_id"], "cat secret; ls")["stdout"].startswith(SECRET)
         assert len(client.get(f"/sessions/{hers['session_id']}/conversation").json()["messages"]) == 1
         assert client.get(f"/sessions/{hers['session_id']}").json()["status"] == "ready"
         assert len(client.get(f"/sessions/{hers['session_id']}/checkpoints").json()["checkpoints"]) == 1
 
 
-def test_without_a_key_nothing_but_health_is_answered(server: Serving, hers: dict[str, str]) -> None:
+def test_without_a_key_nothing_but_health_is_answered(server: ServerProcess, hers: dict[str, str]) -> None:
     key = server.key
     for given in (None, "Bearer wrong", f"Bearer {key[:-1]}", f"Bearer {key}x", f"Basic {key}", key):
         headers = {} if given is None else {"Authorization": given}
@@ -113,7 +123,7 @@ def test_too_many_wrong_keys_have_to_wait(new_server: Any) -> None:
         assert client.get("/sessions").status_code == 200, "who has a key is not held up by them"
 
 
-def test_a_key_that_is_revoked_is_refused_while_the_server_runs(server: Serving) -> None:
+def test_a_key_that_is_revoked_is_refused_while_the_server_runs(server: ServerProcess) -> None:
     key = server.add_key("leaver")
     with server.client(key) as client:
         assert client.get("/sessions").status_code == 200
@@ -124,7 +134,7 @@ def test_a_key_that_is_revoked_is_refused_while_the_server_runs(server: Serving)
             time.sleep(0.05)
 
 
-def test_keys_are_kept_as_hashes(server: Serving) -> None:
+def test_keys_are_kept_as_hashes(server: ServerProcess) -> None:
     key = server.add_key("hashed")
     kept = b"".join(path.read_bytes() for path in server.data.rglob("*") if path.is_file())
     assert b"hashed" in kept

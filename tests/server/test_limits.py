@@ -15,8 +15,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import NewServer
-from tests.server.serving_process import Serving, descendants, executed, ready
-from tests.server.small_datasets import dataset_folder
+from tests.support.server_process import ServerProcess, create_session, descendants, run_command, write_dataset
 
 
 def ended(client: httpx.Client, session: str) -> dict[str, Any]:
@@ -30,24 +29,24 @@ def ended(client: httpx.Client, session: str) -> dict[str, Any]:
 def test_no_more_sessions_than_there_is_room_for(new_server: NewServer) -> None:
     server = new_server("--max-sessions", 2)
     with server.client() as client:
-        first = ready(client)
-        ready(client)
+        first = create_session(client)
+        create_session(client)
         refused = client.post("/sessions", json={})
         assert refused.status_code == 429
         assert int(refused.headers["retry-after"]) > 0
-        assert "2 sessions" in refused.json()["detail"]
+        assert "2 live sessions" in refused.json()["detail"]
         client.delete(f"/sessions/{first}")
-        ready(client)
+        create_session(client)
 
 
 def test_a_warm_place_is_as_fresh_as_any(new_server: NewServer) -> None:
-    server = new_server("--warm", 1)
+    server = new_server("--prewarmed", 1)
     with server.client() as client:
         for number in range(4):
-            session = ready(client, dataset="demo", sample_id="calc-1")
-            told = executed(client, session, "ls; cat /tmp/mine")
+            session = create_session(client, dataset="demo", sample_id="calc-1")
+            told = run_command(client, session, "ls; cat /tmp/mine")
             assert (told["stdout"], told["exit_code"]) == ("README.md\ncalc.py\ntests\n", 1)
-            executed(client, session, f"echo {number} > /tmp/mine; touch new; rm README.md")
+            run_command(client, session, f"echo {number} > /tmp/mine; touch new; rm README.md")
             job = client.post(f"/sessions/{session}/verify", headers={"Prefer": "wait=55"}).json()
             assert job["result"]["suite_ran"]
             client.delete(f"/sessions/{session}")
@@ -55,15 +54,15 @@ def test_a_warm_place_is_as_fresh_as_any(new_server: NewServer) -> None:
 
 
 def test_a_warm_place_that_died_is_given_to_nobody(new_server: NewServer) -> None:
-    server = new_server("--warm", 1)
+    server = new_server("--prewarmed", 1)
 
     def others() -> set[int]:
         return {pid for pid, _ in descendants(server.pid)}
 
     with server.client() as client:
-        client.delete(f"/sessions/{ready(client, dataset='demo', sample_id='calc-1')}")
+        client.delete(f"/sessions/{create_session(client, dataset='demo', sample_id='calc-1')}")
         without = others()
-        client.delete(f"/sessions/{ready(client, dataset='demo', sample_id='calc-1')}")
+        client.delete(f"/sessions/{create_session(client, dataset='demo', sample_id='calc-1')}")
         until = time.monotonic() + 60
         while not (kept := others() - without):
             assert time.monotonic() < until, "no place was kept for a sample that was asked for twice"
@@ -76,8 +75,8 @@ def test_a_warm_place_that_died_is_given_to_nobody(new_server: NewServer) -> Non
         while killed & others():  # one that is dying cannot be told from one that lives
             assert time.monotonic() < until, "what was killed is still there"
             time.sleep(0.02)
-        session = ready(client, dataset="demo", sample_id="calc-1")
-        done = executed(client, session, "cat calc.py | wc -l")
+        session = create_session(client, dataset="demo", sample_id="calc-1")
+        done = run_command(client, session, "cat calc.py | wc -l")
         assert done["exit_code"] == 0, done
 
 
@@ -87,7 +86,7 @@ def test_for_samples_that_are_asked_for_once_no_place_is_kept(new_server: NewSer
 
         def settled(sample: str, least: int, most: int) -> int:
             """How many processes there are after a session, once there have been as many for a while."""
-            client.delete(f"/sessions/{ready(client, dataset='demo', sample_id=sample)}")
+            client.delete(f"/sessions/{create_session(client, dataset='demo', sample_id=sample)}")
             seen = [0]
             until = time.monotonic() + 60
             while len(seen) < 25 or len(set(seen[-25:])) > 1 or not least <= seen[-1] <= most:
@@ -106,10 +105,10 @@ def test_for_samples_that_are_asked_for_once_no_place_is_kept(new_server: NewSer
         settled("tally-1", alone + 1, kept + ahead)
 
 
-def test_nothing_of_a_closed_session_is_left(server: Serving, client: httpx.Client) -> None:
-    session = ready(client, dataset="demo", sample_id="calc-1")
+def test_nothing_of_a_closed_session_is_left(server: ServerProcess, client: httpx.Client) -> None:
+    session = create_session(client, dataset="demo", sample_id="calc-1")
     before = {pid for pid, _ in descendants(server.pid)}
-    executed(client, session, "setsid sleep 1000 & (trap '' TERM HUP; sleep 1000) & echo x > /tmp/left")
+    run_command(client, session, "setsid sleep 1000 & (trap '' TERM HUP; sleep 1000) & echo x > /tmp/left")
     more = {pid for pid, _ in descendants(server.pid)} - before
     assert len(more) >= 2
     assert client.delete(f"/sessions/{session}").status_code == 200
@@ -122,7 +121,7 @@ def test_nothing_of_a_closed_session_is_left(server: Serving, client: httpx.Clie
 
 
 def test_closed_while_its_command_runs(client: httpx.Client) -> None:
-    session = ready(client)
+    session = create_session(client)
     begun = client.post(f"/sessions/{session}/exec", json={"command": "trap '' TERM INT; sleep 1000"}).json()
     queued = client.post(f"/sessions/{session}/exec", json={"command": "echo never"}).json()
     client.delete(f"/sessions/{session}")
@@ -133,7 +132,7 @@ def test_closed_while_its_command_runs(client: httpx.Client) -> None:
 
 
 def test_its_time_can_be_changed(client: httpx.Client) -> None:
-    session = ready(client, ttl_minutes=1)
+    session = create_session(client, ttl_minutes=1)
     before = client.get(f"/sessions/{session}").json()["expires_at"]
     changed = client.patch(f"/sessions/{session}", json={"ttl_minutes": 90}).json()
     assert changed["ttl_minutes"] == 90
@@ -143,16 +142,16 @@ def test_its_time_can_be_changed(client: httpx.Client) -> None:
 
 
 def test_a_place_that_dies_is_no_failed_command(client: httpx.Client) -> None:
-    session = ready(client)
-    failed = executed(client, session, "exit 7")
+    session = create_session(client)
+    failed = run_command(client, session, "exit 7")
     assert (failed["exit_code"], failed["status"]) == (7, "completed")
-    dead = executed(client, session, "kill -9 -1; kill -9 $PPID; sleep 60", command_timeout=20)
+    dead = run_command(client, session, "kill -9 -1; kill -9 $PPID; sleep 60", command_timeout=20)
     assert (dead["exit_code"], dead["status"]) == (-1000, "error")
     client.delete(f"/sessions/{session}")
 
 
-def test_a_body_that_is_too_large(server: Serving, client: httpx.Client) -> None:
-    session = ready(client)
+def test_a_body_that_is_too_large(server: ServerProcess, client: httpx.Client) -> None:
+    session = create_session(client)
     large = b"x" * (65 * 1024 * 1024)
     told = client.put(f"/sessions/{session}/files/large", content=large)
     assert told.status_code == 413
@@ -188,7 +187,7 @@ def test_a_wrong_body_is_told_field_by_field(client: httpx.Client) -> None:
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Samples that are each wrong in their own way."""
-    folder = dataset_folder(
+    folder = write_dataset(
         tmp_path_factory.mktemp("datasets") / "hostile",
         [
             {"sample_id": "hangs", "environment": {"setup": ["echo begun; sleep 600"], "setup_timeout": 0.5}},
@@ -240,16 +239,16 @@ def test_samples_that_cannot_be_made_ready(new_server: NewServer, hostile: Path)
             assert str(hostile) not in told["error"]["message"], "where it lies is the server's own matter"
             assert client.post(f"/sessions/{made['session_id']}/exec", json={"command": "ls"}).status_code == 409
         assert client.get("/health").status_code == 200
-        binary = ready(client, dataset="hostile", sample_id="binary")
+        binary = create_session(client, dataset="hostile", sample_id="binary")
         job = client.post(f"/sessions/{binary}/verify", headers={"Prefer": "wait=55"}).json()
         assert (job["status"], job["error"]["code"]) == ("error", "infrastructure_failed")
         assert "test_patch" in job["error"]["message"]
-        empty = ready(client, dataset="hostile", sample_id="empty")
+        empty = create_session(client, dataset="hostile", sample_id="empty")
         job = client.post(f"/sessions/{empty}/verify", headers={"Prefer": "wait=55"}).json()
         assert (job["status"], job["result"]["is_success"]) == ("completed", True)
         download = client.get("/samples/hostile/climbs/download")
         assert (download.status_code, str(hostile) in download.text) == (409, False), download.text
-        dataset_folder(hostile / "unfit", [{"sample_id": "a", "fail_to_pas": []}])
+        write_dataset(hostile / "unfit", [{"sample_id": "a", "fail_to_pas": []}])
         unfit = client.post("/sessions", json={"dataset": "unfit", "sample_id": "a"})
         assert (unfit.status_code, unfit.json()["code"]) == (409, "DatasetInvalid")
         assert unfit.json()["detail"].startswith("unfit/samples.jsonl, line 1 (a): there is no field 'fail_to_pas'")
@@ -258,10 +257,10 @@ def test_samples_that_cannot_be_made_ready(new_server: NewServer, hostile: Path)
 
 def test_all_that_a_verification_wrote(new_server: NewServer, tmp_path: Path) -> None:
     loud = {"sample_id": "loud", "verify": {"command": "seq 200000; echo told >&2; exit 1", "retries": 1}}
-    folder = dataset_folder(tmp_path / "datasets" / "small", [loud]).parent
+    folder = write_dataset(tmp_path / "datasets" / "small", [loud]).parent
     server = new_server("--datasets", folder)
     with server.client() as client:
-        session = ready(client, dataset="small", sample_id="loud")
+        session = create_session(client, dataset="small", sample_id="loud")
         job = client.post(f"/sessions/{session}/verify", headers={"Prefer": "wait=55"}).json()
         whole = "".join(f"{number}\n" for number in range(1, 200001))
         assert len(job["result"]["stdout"]) < len(whole)
@@ -274,11 +273,11 @@ def test_all_that_a_verification_wrote(new_server: NewServer, tmp_path: Path) ->
 
 
 def test_what_no_file_can_be_called(client: httpx.Client) -> None:
-    session = ready(client)
+    session = create_session(client)
     for path in ("%00", "a%00b/", "a" * 5000):
         assert client.get(f"/sessions/{session}/files/{path}").status_code in (404, 409, 422)
         assert client.put(f"/sessions/{session}/files/{path}", content=b"").status_code in (404, 409, 422)
-    odd = executed(client, session, "true \x00")
+    odd = run_command(client, session, "true \x00")
     assert (odd["exit_code"], odd["success"]) == (126, False)
     half = client.post(
         f"/sessions/{session}/exec", content=rb'{"command": "\ud800"}', headers={"Content-Type": "application/json"}
@@ -309,5 +308,5 @@ def test_a_field_that_is_nearly_a_known_one_is_refused(
 
 
 def test_a_field_of_another_version_is_let_through(client: httpx.Client) -> None:
-    session = ready(client, session_name="mine", priority=3)
-    assert executed(client, session, "echo x", interactive=False)["stdout"] == "x\n"
+    session = create_session(client, session_name="mine", priority=3)
+    assert run_command(client, session, "echo x", interactive=False)["stdout"] == "x\n"

@@ -9,20 +9,19 @@ import pytest
 
 from carrel.client import Client
 from tests.server.conftest import NewServer
-from tests.server.serving_process import Serving, executed, ready
-from tests.server.small_datasets import dataset_folder
+from tests.support.server_process import ServerProcess, create_session, run_command, write_dataset
 
 JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(scope="module")
-def session(server: Serving) -> str:
+def session(server: ServerProcess) -> str:
     with server.client() as client:
-        return ready(client, dataset="demo", sample_id="calc-1")
+        return create_session(client, dataset="demo", sample_id="calc-1")
 
 
 @pytest.mark.parametrize("code", ["10**5000", "[{'a': -10**5000}]"])
-def test_a_large_integer_is_carried(server: Serving, session: str, code: str) -> None:
+def test_a_large_integer_is_carried(server: ServerProcess, session: str, code: str) -> None:
     with server.client() as client:
         told = client.post(f"/sessions/{session}/run", json={"code": code})
         assert told.status_code == 200
@@ -34,8 +33,8 @@ def test_a_large_integer_is_carried(server: Serving, session: str, code: str) ->
         assert remote.sessions.run(session, code=code).value == eval(code)
 
 
-def test_a_message_with_half_of_a_surrogate_pair_stays_readable(server: Serving, client: httpx.Client) -> None:
-    session = ready(client)
+def test_a_message_with_half_of_a_surrogate_pair_stays_readable(server: ServerProcess, client: httpx.Client) -> None:
+    session = create_session(client)
     body = rb'{"messages": [{"role": "user", "content": "a\ud800b", "n": 1e400, "i": 123456789012345678901234567890}]}'
     assert client.post(f"/sessions/{session}/conversation", content=body, headers=JSON).status_code == 200
     answer = client.get(f"/sessions/{session}/conversation")
@@ -86,17 +85,17 @@ def test_a_text_that_cannot_be_kept_is_refused_with_its_field(
     assert answer.json()["detail"][0]["loc"][:2] == ["body", field]
 
 
-def test_names_that_are_not_utf_8(server: Serving, client: httpx.Client) -> None:
-    session = ready(client, dataset="demo", sample_id="calc-1")
+def test_names_that_are_not_utf_8(server: ServerProcess, client: httpx.Client) -> None:
+    session = create_session(client, dataset="demo", sample_id="calc-1")
     made = r"mkdir $(printf 'd\377'); printf text > $(printf 'd\377/n\351'); printf x > '%FF'"
-    assert executed(client, session, made)["exit_code"] == 0
+    assert run_command(client, session, made)["exit_code"] == 0
     entries = {each["name"]: each for each in client.get(f"/sessions/{session}/files").json()["entries"]}
     assert entries["d%FF"]["percent_encoded"] is True
     assert entries["%FF"]["percent_encoded"] is False
     assert client.get(f"/sessions/{session}/files/d%FF/").json()["entries"][0]["name"] == "n%E9"
     assert client.get(f"/sessions/{session}/files/d%FF/n%E9").text == "text"
     assert client.put(f"/sessions/{session}/files/d%FF/new%FE", content=b"new").json()["path"] == "d%FF/new%FE"
-    assert executed(client, session, r"cat $(printf 'd\377/new\376')")["stdout"] == "new"
+    assert run_command(client, session, r"cat $(printf 'd\377/new\376')")["stdout"] == "new"
     missing = client.get(f"/sessions/{session}/files/missing%FF")
     assert (missing.status_code, "missing" in missing.json()["detail"]) == (404, True)
     changes = client.get(f"/sessions/{session}/diff").json()["changes"]
@@ -118,9 +117,9 @@ def test_names_that_are_not_utf_8(server: Serving, client: httpx.Client) -> None
 
 def test_a_dataset_with_an_odd_name_or_text_affects_only_itself(new_server: NewServer, tmp_path: Path) -> None:
     folder = tmp_path / "datasets"
-    dataset_folder(folder / "good", [{"sample_id": "a"}])
-    dataset_folder(folder / "odd\udcff", [{"sample_id": "a"}])
-    (dataset_folder(folder / "text", [{"sample_id": "a"}]) / "dataset.yaml").write_text(r'description: "\uD800"')
+    write_dataset(folder / "good", [{"sample_id": "a"}])
+    write_dataset(folder / "odd\udcff", [{"sample_id": "a"}])
+    (write_dataset(folder / "text", [{"sample_id": "a"}]) / "dataset.yaml").write_text(r'description: "\uD800"')
     with new_server("--datasets", folder).client() as client:
         assert [each["name"] for each in client.get("/datasets").json()] == ["good"]
         assert client.get("/samples").json()["total_count"] == 1

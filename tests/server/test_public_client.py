@@ -11,11 +11,11 @@ import codeset
 import httpx
 import pytest
 
-from tests.server.serving_process import Serving
+from tests.support.server_process import ServerProcess
 
 
 @pytest.fixture
-def public(server: Serving) -> Iterator[codeset.Codeset]:
+def public(server: ServerProcess) -> Iterator[codeset.Codeset]:
     with codeset.Codeset(
         base_url=server.url, api_key=server.key, _strict_response_validation=True, max_retries=0
     ) as client:
@@ -105,7 +105,7 @@ def test_what_cannot_be_run_at_all(public: codeset.Codeset) -> None:
     assert "closed" in (ended.message or "")
 
 
-def test_errors_are_the_clients_own(public: codeset.Codeset, server: Serving) -> None:
+def test_errors_are_the_clients_own(public: codeset.Codeset, server: ServerProcess) -> None:
     with pytest.raises(codeset.NotFoundError, match="calc-1"):
         public.sessions.create(dataset="demo", sample_id="calc-11")
     with pytest.raises(codeset.NotFoundError):
@@ -138,7 +138,7 @@ def test_a_samples_files_are_downloaded(public: codeset.Codeset) -> None:
         assert all(entry.uid == 0 for entry in archive)
 
 
-async def test_the_async_client(server: Serving) -> None:
+async def test_the_async_client(server: ServerProcess) -> None:
     async with codeset.AsyncCodeset(
         base_url=server.url, api_key=server.key, _strict_response_validation=True, max_retries=0
     ) as public:
@@ -150,7 +150,7 @@ async def test_the_async_client(server: Serving) -> None:
         await public.sessions.close(session_id=session.session_id)
 
 
-def test_a_client_of_an_older_version_has_the_output_at_once(server: Serving, client: httpx.Client) -> None:
+def test_a_client_of_an_older_version_has_the_output_at_once(server: ServerProcess, client: httpx.Client) -> None:
     """0.3.0 reads exit_code, stdout, stderr and execution_time_seconds from the answer to exec itself."""
     created = client.post("/sessions", json={"dataset": "demo", "sample_id": "calc-1"}).json()
     while client.get(f"/sessions/{created['session_id']}").json()["status"] != "ready":

@@ -148,6 +148,13 @@ def duration(text: str) -> timedelta:
     raise WrongUsage(f"{text!r} is no age: write a whole number and a unit, as in 45m, 12h, 30d or 8w")
 
 
+def store_of(store: str | None, data: Path | None) -> str | Path | None:
+    """Return the store of a server from `--store`, or from `--data`, which is short for a folder."""
+    if store is not None and data is not None:
+        raise WrongUsage("--data is the same as --store with a folder; give one of them")
+    return store if store is not None else data
+
+
 def python_in(file: str) -> str:
     """Python in a file, or from standard input for `-`: in the encoding that it names, else UTF-8."""
     raw = _content(file)

@@ -1,4 +1,4 @@
-"""The fronts that other programs talk to; each is loaded when it is first asked for, because its framework is heavy."""
+"""The servers: HTTP and MCP. Each is loaded when it is first used, because its framework is slow to import."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -6,55 +6,52 @@ from typing import TYPE_CHECKING, Any
 from carrel.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from carrel.server.front_desk import Rules as Rules
-    from carrel.server.keys import SCOPES as SCOPES
-    from carrel.server.keys import KeyScope as KeyScope
-    from carrel.server.keys import KnownKey as KnownKey
-    from carrel.server.keys import opened_keys as opened_keys
+    from carrel.server.api_keys import SCOPES as SCOPES
+    from carrel.server.api_keys import ApiKey as ApiKey
+    from carrel.server.api_keys import KeyScope as KeyScope
+    from carrel.server.api_keys import open_keys as open_keys
+    from carrel.server.app import serve as serve_http
     from carrel.server.mcp.http import serve_http as serve_mcp_http
     from carrel.server.mcp.server import serve_stdio as serve_mcp_stdio
-    from carrel.server.serving import ServerSettings as ServerSettings
-    from carrel.server.serving import serve as serve_http
+    from carrel.server.settings import ServerSettings as ServerSettings
 
 __all__ = [
     "SCOPES",
+    "ApiKey",
     "KeyScope",
-    "KnownKey",
-    "Rules",
     "ServerSettings",
-    "opened_keys",
+    "open_keys",
     "serve_http",
     "serve_mcp_http",
     "serve_mcp_stdio",
 ]
 
-_FRONTS = {
-    "Rules": ("carrel.server.front_desk", "Rules"),
-    "ServerSettings": ("carrel.server.serving", "ServerSettings"),
-    "KeyScope": ("carrel.server.keys", "KeyScope"),
-    "KnownKey": ("carrel.server.keys", "KnownKey"),
-    "SCOPES": ("carrel.server.keys", "SCOPES"),
-    "opened_keys": ("carrel.server.keys", "opened_keys"),
-    "serve_http": ("carrel.server.serving", "serve"),
+_MODULES = {
+    "SCOPES": ("carrel.server.api_keys", "SCOPES"),
+    "ApiKey": ("carrel.server.api_keys", "ApiKey"),
+    "KeyScope": ("carrel.server.api_keys", "KeyScope"),
+    "open_keys": ("carrel.server.api_keys", "open_keys"),
+    "ServerSettings": ("carrel.server.settings", "ServerSettings"),
+    "serve_http": ("carrel.server.app", "serve"),
     "serve_mcp_http": ("carrel.server.mcp.http", "serve_http"),
     "serve_mcp_stdio": ("carrel.server.mcp.server", "serve_stdio"),
 }
 
-_EXTRA_OF = {
+_EXTRAS = {
     "mcp": "mcp",
-    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "httptools", "prometheus_client"), "server"),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "httptools", "sse_starlette", "prometheus_client"), "server"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _FRONTS:
+    if name not in _MODULES:
         raise AttributeError(f"module 'carrel.server' has no attribute {name!r}")
-    module, attribute = _FRONTS[name]
+    module, attribute = _MODULES[name]
     try:
         return getattr(import_module(module), attribute)
     except ModuleNotFoundError as problem:
         package = (problem.name or "").partition(".")[0]
-        if package not in _EXTRA_OF:
+        if package not in _EXTRAS:
             raise
-        extra = _EXTRA_OF[package]
+        extra = _EXTRAS[package]
         raise MissingExtra("the MCP server needs" if extra == "mcp" else "the server needs", extra) from None

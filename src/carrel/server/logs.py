@@ -1,20 +1,18 @@
-"""What the server's logs have in common: a damaged line affects only itself, and a rewrite survives a kill."""
+"""Reads the lines of the server's logs; a damaged line affects only itself."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import orjson
 
-from carrel.storage.base import Block, Store
+from carrel.storage.base import Block
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_WHOLE = b'{"whole":true}'
-"""The last line of a rewritten log that was written to its end."""
 
 
 def parse_lines(log: str, block: Block, parse: Callable[[bytes], T]) -> Iterator[tuple[int, T]]:
@@ -33,23 +31,3 @@ def json_object(line: bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ValueError("expected a JSON object")
     return data
-
-
-async def rewrite(store: Store, log: str, lines: Iterable[bytes]) -> None:
-    """Replace a log; a kill at any moment leaves the old one or the new one."""
-    await store.delete(_rewritten(log))
-    await store.append(_rewritten(log), [*lines, _WHOLE])
-    await finish_rewriting(store, log)
-
-
-async def finish_rewriting(store: Store, log: str) -> None:
-    """Put a rewritten log in the place of the old one, if it was written to its end."""
-    lines = [line async for block in store.read(_rewritten(log)) for line in block.records]
-    if lines and lines[-1] == _WHOLE:
-        await store.delete(log)
-        await store.append(log, lines[:-1])
-    await store.delete(_rewritten(log))
-
-
-def _rewritten(log: str) -> str:
-    return f"{log.removesuffix('.jsonl')}-rewritten.jsonl"

@@ -117,7 +117,7 @@ class Session:
         self._library = LibraryAccess(
             storage, executor, approve=approve, on_error=on_error, embedder=self._embedder, session_id=self.id
         )
-        self._trace_log = TraceLog(storage.store, f"sessions/{self.id}/trace.jsonl")
+        self._trace_log = TraceLog(getattr(storage, "trace_store", storage.store), f"sessions/{self.id}/trace.jsonl")
         exporter = otel_exporter(self.id)
         self._steps = StepRecorder(
             [self._trace_log] if exporter is None else [self._trace_log, exporter],
@@ -396,7 +396,8 @@ class Session:
                 executor = await self.executor.fork()
                 async with AsyncExitStack() as undo:
                     undo.push_async_callback(executor.close)
-                    conversation = await self._branch.fork(id_, undo, typed=storage is not None)
+                    typed = storage is not None and storage.get_session_store() is not self.storage.get_session_store()
+                    conversation = await self._branch.fork(id_, undo, typed=typed)
                     if storage is not None:
                         await library_module().copy_library(self.storage.store, storage.store)
                     fork = self._copy_with(storage or self.storage, executor, id_, conversation)
@@ -459,9 +460,9 @@ class Session:
         """Return the checkpoints, oldest first; none when the session is closed."""
         return [] if self._closed else self._checkpoints.all()
 
-    async def drop_checkpoint(self, point: Checkpoint | str | int) -> None:
-        """Remove a checkpoint with its process and its copy of the changed files."""
-        await self._checkpoints.drop(point)
+    async def drop_checkpoint(self, point: Checkpoint | str | int) -> Checkpoint:
+        """Remove a checkpoint with its process and its copy of the changed files, and return what it was."""
+        return await self._checkpoints.drop(point)
 
     # --- samples ----------------------------------------------------------------------------------------------------
 
@@ -544,9 +545,13 @@ class Session:
         """Stop the running code as Ctrl-C does; False when none was running. The variables survive."""
         return await self.executor.interrupt()
 
+    async def flush_trace(self) -> None:
+        """Write the steps that have ended to the trace; otherwise that is done shortly after they end."""
+        await self._trace_log.flush()
+
     async def trace(self) -> list[dict[str, Any]]:
         """Return the steps of this session so far, one dict each, oldest first."""
-        await self._trace_log.flush()
+        await self.flush_trace()
         return [line async for line in self._trace_log.read()]
 
     # --- commands and files -----------------------------------------------------------------------------------------
@@ -560,13 +565,14 @@ class Session:
         env: Mapping[str, str] | None = None,
         stdin: bytes | str | None = None,
         on_output: OnOutput | None = None,
+        name: str | None = None,
     ) -> CommandResult:
         """Run a command (a str for a shell, or a list of arguments) in the workspace.
 
-        On a timeout the whole process tree is killed and the exit code is 124."""
+        On a timeout the whole process tree is killed and the exit code is 124. `name` is its name in the trace."""
         words = arguments.command_words(command)
         await self._ensure_usable()
-        with self._steps.step("command", words if isinstance(words, str) else shlex.join(words)) as step:
+        with self._steps.step("command", name or (words if isinstance(words, str) else shlex.join(words))) as step:
             result = await self.executor.exec(
                 command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, on_output=on_output
             )

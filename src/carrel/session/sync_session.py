@@ -272,9 +272,9 @@ class SyncSession(SyncSessionBase):
         """Return the checkpoints, oldest first; none when the session is closed."""
         return self._loop.call(self._session.checkpoints)
 
-    def drop_checkpoint(self, point: Checkpoint | str | int) -> None:
-        """Remove a checkpoint with its process and its copy of the changed files."""
-        self._loop.wait(self._session.drop_checkpoint(point))
+    def drop_checkpoint(self, point: Checkpoint | str | int) -> Checkpoint:
+        """Remove a checkpoint with its process and its copy of the changed files, and return what it was."""
+        return self._loop.wait(self._session.drop_checkpoint(point))
 
     @property
     def sample(self) -> Sample | None:
@@ -305,6 +305,10 @@ class SyncSession(SyncSessionBase):
         """Stop the running code as Ctrl-C does; False when none was running. The variables survive."""
         return self._loop.wait(self._session.interrupt())
 
+    def flush_trace(self) -> None:
+        """Write the steps that have ended to the trace; otherwise that is done shortly after they end."""
+        self._loop.wait(self._session.flush_trace())
+
     def trace(self) -> list[dict[str, Any]]:
         """Return the steps of this session so far, one dict each, oldest first."""
         return self._loop.wait(self._session.trace())
@@ -318,12 +322,15 @@ class SyncSession(SyncSessionBase):
         env: Mapping[str, str] | None = None,
         stdin: bytes | str | None = None,
         on_output: OnOutput | None = None,
+        name: str | None = None,
     ) -> CommandResult:
         """Run a command (a str for a shell, or a list of arguments) in the workspace.
 
-        On a timeout the whole process tree is killed and the exit code is 124."""
+        On a timeout the whole process tree is killed and the exit code is 124. `name` is its name in the trace."""
         return self._loop.wait(
-            self._session.execute_command(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, on_output=on_output)
+            self._session.execute_command(
+                command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, on_output=on_output, name=name
+            )
         )
 
     def processes(self) -> list[RunningCommand]:

@@ -164,7 +164,7 @@ class SampleExecutor(SubprocessExecutor):
     """An executor that prepares its sample when it starts.
 
     Starting raises FilesRefused, EnvironmentFailed or SetupFailed. `env`, `network` and `mounts` are for this executor
-    only; verification is always as the sample says."""
+    only; verification is always as the sample says. A sample that is `prepared` already is not prepared again."""
 
     def __init__(
         self,
@@ -175,13 +175,14 @@ class SampleExecutor(SubprocessExecutor):
         env: Mapping[str, str] | None = None,
         network: bool | None = None,
         mounts: tuple[Mount, ...] = (),
+        prepared: PreparedSample | None = None,
     ) -> None:
         self._options = (env, network, mounts)
         config = SubprocessConfig(default_timeout=None, sandbox=sandbox, network=sample.environment.network)
-        super().__init__(_changed(config, *self._options))
+        super().__init__(_changed(prepared.config if prepared is not None else config, *self._options))
         self.sample = sample
         self.cache = cache
-        self.prepared: PreparedSample | None = None
+        self.prepared = prepared
         """The prepared sample, once the executor has started."""
 
     def _twin(self) -> Self:
@@ -192,7 +193,8 @@ class SampleExecutor(SubprocessExecutor):
     async def _started(self) -> LiveSession:
         if self.prepared is None:
             self.prepared = await prepare_sample(self.sample, self.cache, sandbox=self.config.sandbox)
-            self.config, self.holds = _changed(self.prepared.config, *self._options), self.prepared
+            self.config = _changed(self.prepared.config, *self._options)
+        self.holds = self.prepared
         return await super()._started()
 
 

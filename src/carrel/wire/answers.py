@@ -14,6 +14,7 @@ from carrel.wire.odd_values import escape_surrogates, url_name
 from carrel.wire.verification import Answer, ErrorInfo, Receipt
 
 SessionStatus = Literal["creating", "ready", "error", "closed", "terminated"]
+ApprovalStatus = Literal["pending", "approved", "refused", "expired"]
 VerifierKind = Literal["test_suite", "static_analysis", "linter", "custom"]
 
 NOT_RUN = -1000
@@ -131,6 +132,8 @@ class SessionList(Answer):
     sessions: list[SessionRecord]
     total_count: int
     has_more: bool
+    next_cursor: str | None = None
+    """For the next page: it continues after the last session of this one, also if new ones were created meanwhile."""
 
 
 class SessionClosed(Answer):
@@ -356,6 +359,8 @@ class WorkspaceDiff(Answer):
 
     diff: str
     changes: list[FileChangeRecord] = Field(default=[])
+    truncated: bool = False
+    """Whether `diff` was too large to be kept completely after the end of the session."""
 
 
 # --- conversation, events and trace ---------------------------------------------------------------------------------
@@ -372,6 +377,10 @@ class ConversationRecord(Answer):
 
     session: dict[str, Any] | None
     messages: list[dict[str, Any]]
+    first: int = 1
+    """The number of the first of these messages, counted from 1."""
+    has_more: bool = False
+    """Whether there are messages before these."""
 
 
 class SessionEvent(Answer):
@@ -406,7 +415,7 @@ class ApprovalRecord(Answer):
     tool: str
     arguments: dict[str, Any] = Field(default={})
     created_at: datetime
-    status: Literal["pending", "approved", "refused", "expired"] = "pending"
+    status: ApprovalStatus = "pending"
     answered_at: datetime | None = None
     answered_by: str | None = None
     reason: str = ""

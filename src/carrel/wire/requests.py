@@ -53,6 +53,8 @@ class CreateSession(RequestBody):
     """Texts by path; they replace files of the sample."""
     network: bool | None = None
     """For a session without a sample, if the server allows it."""
+    session_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_-]{0,127}$")
+    """The id of the new session; by default the server chooses one."""
 
     @model_validator(mode="after")
     def _both_or_neither(self) -> Self:

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from carrel.server.listening import Listener, bound, is_loopback, url_of
+from carrel.server.listener import Listener, bind, is_loopback, url_of
 from carrel.server.mcp.server import make_server
 from carrel.session import Session
 
@@ -39,7 +39,7 @@ async def serve_http(
     """Serve any number of clients over HTTP until a signal; `listening` is called with the address."""
     server = await make_server(session, runtime_deps=runtime_deps)
     server.max_result = _MAX_RESULT
-    with bound(host, port) as listener:
+    with bind(host, port) as listener:
         app = server.streamable_http_app(
             streamable_http_path=PATH,
             max_request_body_size=_MAX_REQUEST,
@@ -62,7 +62,7 @@ async def serve_http(
             lifespan="on",
         )
         url = url_of(listener, host) + PATH
-        await Listener(config, listening=lambda: listening(url), ending=end).serve(sockets=[listener])
+        await Listener(config, on_listening=lambda: listening(url), on_end=end).serve(sockets=[listener])
 
 
 def _security(host: str) -> TransportSecuritySettings:

@@ -1,4 +1,4 @@
-"""A socket to listen on, and a server that says when it does and ends in order."""
+"""A uvicorn server that reports when it listens and ends its sessions first, and the socket it listens on."""
 
 from __future__ import annotations
 
@@ -16,74 +16,75 @@ from carrel.errors import ConfigurationError, ExecutionError
 
 
 class Listener(uvicorn.Server):
-    """One that says when it listens, and ends what it serves first: who waits for that gets an answer."""
+    """Calls `on_listening` when it listens. A signal ends it: it calls `on_end`, and then sends the last answers."""
 
     def __init__(
-        self, config: uvicorn.Config, *, listening: Callable[[], None], ending: Callable[[], Awaitable[None]]
+        self, config: uvicorn.Config, *, on_listening: Callable[[], None], on_end: Callable[[], Awaitable[None]]
     ) -> None:
         super().__init__(config)
-        self._listening = listening
-        self._ending = ending
+        self._on_listening = on_listening
+        self._on_end = on_end
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM are how a server ends, and no failure; a second one does not wait for the last answers."""
+        """End in order after SIGINT and SIGTERM; a second one does not wait for the last answers."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._asked_to_end)
+            loop.add_signal_handler(number, self.end)
         try:
             yield
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
 
-    def _asked_to_end(self) -> None:
-        # Not handle_exit: a library for streams puts another in its place, which cuts answers off.
+    def end(self) -> None:
+        """Begin to end the server."""
+        # Not by handle_exit: sse-starlette replaces it with a function that cuts streams off.
         self.force_exit = self.should_exit
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            self._listening()
+            self._on_listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._ending()
+        await self._on_end()
         await super().shutdown(sockets)
         if self.force_exit:
-            # Left out after a second signal, and then told as an error when the loop is closed.
+            # uvicorn leaves this out after a second signal, and the loop would report it as an error.
             await self.lifespan.shutdown()
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """A socket that is bound there, 0 being a port that is free; an error that says why it cannot be."""
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to this address; port 0 chooses a free one."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        line = socket.socket(family, kind, proto)
+        bound = socket.socket(family, kind, proto)
     except (OSError, UnicodeError) as problem:
-        raise ConfigurationError(f"{host} is no address to listen on: {problem}") from None
+        raise ConfigurationError(f"{host} is not an address to listen on: {problem}") from None
     try:
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        line.bind(address)
-        # Answers go out at once; waiting for more to send would cost a small one 40 ms.
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        # Send small answers at once; waiting for more data would delay them by 40 ms.
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as problem:
-        line.close()
+        bound.close()
         if problem.errno == errno.EADDRINUSE:
             reason = "another program uses this port; choose another one, or 0 for any free port"
         else:
             reason = problem.strerror or str(problem)
         raise ExecutionError(f"cannot listen on {host}:{port}: {reason}") from None
-    return line
+    return bound
 
 
-def url_of(line: socket.socket, host: str) -> str:
-    """Where a bound socket is reached."""
-    return f"http://{f'[{host}]' if ':' in host else host}:{line.getsockname()[1]}"
+def url_of(bound: socket.socket, host: str) -> str:
+    """Return the URL of a bound socket."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
+    """Return whether an address can be reached only from this machine."""
     if host == "localhost":
         return True
     try:

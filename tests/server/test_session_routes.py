@@ -11,13 +11,13 @@ import httpx
 import pytest
 
 from carrel.guest.worker import values
-from tests.server.serving_process import Serving, executed, ready
+from tests.support.server_process import ServerProcess, create_session, run_command
 
 
 @pytest.fixture
 def session(client: httpx.Client) -> Iterator[str]:
     """One of no sample."""
-    session_id = ready(client)
+    session_id = create_session(client)
     yield session_id
     assert client.delete(f"/sessions/{session_id}").status_code == 200
 
@@ -85,7 +85,7 @@ def test_a_command_is_heard_by_who_accepts_events(client: httpx.Client, session:
     assert "".join(data["text"] for kind, data, _ in told if kind == "output") == "one\ntwo\n"
 
 
-def test_every_refusal_has_the_name_of_its_kind(client: httpx.Client, session: str, server: Serving) -> None:
+def test_every_refusal_has_the_name_of_its_kind(client: httpx.Client, session: str, server: ServerProcess) -> None:
     def code(answer: httpx.Response, status: int) -> str:
         assert answer.status_code == status, answer.text
         return str(answer.json()["code"])
@@ -125,7 +125,7 @@ def test_a_file_that_cannot_be_in_the_workspace_is_refused_at_once(client: httpx
     assert "not the path of a file" in refused.json()["detail"][0]["msg"]
 
 
-def test_running_code_is_stopped(client: httpx.Client, session: str, server: Serving) -> None:
+def test_running_code_is_stopped(client: httpx.Client, session: str, server: ServerProcess) -> None:
     with (
         server.client() as other,
         client.stream(
@@ -178,50 +178,50 @@ def test_a_command_goes_on_when_its_reader_leaves(client: httpx.Client, session:
 
 
 def test_standard_input_folder_and_variables(client: httpx.Client, session: str) -> None:
-    told = executed(client, session, "cat; pwd; echo $WORD", stdin="from here\n", cwd="/tmp", env={"WORD": "said"})
+    told = run_command(client, session, "cat; pwd; echo $WORD", stdin="from here\n", cwd="/tmp", env={"WORD": "said"})
     assert told["stdout"] == "from here\n/tmp\nsaid\n"
 
 
 def test_commands_are_for_bash(client: httpx.Client, session: str) -> None:
-    assert executed(client, session, "[[ abc == a* ]] && echo ${BASH_VERSION:+bash}")["stdout"] == "bash\n"
+    assert run_command(client, session, "[[ abc == a* ]] && echo ${BASH_VERSION:+bash}")["stdout"] == "bash\n"
 
 
 def sleeping(client: httpx.Client, session: str, number: int) -> None:
     """Wait until so many processes of the session sleep."""
     until = time.monotonic() + 60
-    while executed(client, session, "pgrep -c sleep")["stdout"] != f"{number}\n":
+    while run_command(client, session, "pgrep -c sleep")["stdout"] != f"{number}\n":
         assert time.monotonic() < until
 
 
 @pytest.mark.parametrize("command", ["kill -STOP -1; sleep 300", "while :; do kill -STOP -1; done"])
 def test_time_is_up_for_a_command_that_stops_all_processes(client: httpx.Client, session: str, command: str) -> None:
-    told = executed(client, session, command, command_timeout=2)
+    told = run_command(client, session, command, command_timeout=2)
     assert (told["exit_code"], told["timed_out"]) == (124, True)
-    assert executed(client, session, "echo on")["stdout"] == "on\n"
+    assert run_command(client, session, "echo on")["stdout"] == "on\n"
 
 
 def test_time_is_up_and_what_was_written_is_kept(client: httpx.Client, session: str) -> None:
-    told = executed(client, session, "echo first; trap '' TERM INT; sleep 300 & sleep 300; wait", command_timeout=2)
+    told = run_command(client, session, "echo first; trap '' TERM INT; sleep 300 & sleep 300; wait", command_timeout=2)
     assert (told["exit_code"], told["timed_out"], told["success"]) == (124, True, False)
     assert told["stdout"] == "first\n"
-    assert "time was up" in told["message"]
+    assert "time limit" in told["message"]
     sleeping(client, session, 0)
 
 
 def test_a_background_process_lives_on(client: httpx.Client, session: str) -> None:
-    assert executed(client, session, "sleep 100 & echo started")["stdout"] == "started\n"
+    assert run_command(client, session, "sleep 100 & echo started")["stdout"] == "started\n"
     sleeping(client, session, 1)
-    told = executed(client, session, "echo out; sleep 0.2; exit 5", background=True)
+    told = run_command(client, session, "echo out; sleep 0.2; exit 5", background=True)
     assert told["exit_code"] == 0
     assert told["pid"] > 0
     until = time.monotonic() + 60
-    while executed(client, session, f"cat {told['output']}.exit")["stdout"] != "5\n":
+    while run_command(client, session, f"cat {told['output']}.exit")["stdout"] != "5\n":
         assert time.monotonic() < until
     assert client.get(f"/sessions/{session}/files/{told['output']}").content == b"out\n"
 
 
 def test_large_outputs_arrive_whole(client: httpx.Client, session: str) -> None:
-    told = executed(client, session, "head -c 5000000 /dev/zero | tr '\\0' 'x'")
+    told = run_command(client, session, "head -c 5000000 /dev/zero | tr '\\0' 'x'")
     assert told["stdout"] == "x" * 5_000_000
     again = client.get(f"/sessions/{session}/interactions/{told['interaction_id']}").json()
     assert again["stdout"] == told["stdout"]
@@ -248,8 +248,8 @@ def test_files_go_in_and_come_out(client: httpx.Client, session: str) -> None:
 
 
 def test_what_was_changed(client: httpx.Client) -> None:
-    session = ready(client, dataset="demo", sample_id="calc-1", files={"new.txt": "new\n"})
-    executed(client, session, "rm README.md; echo '# more' >> calc.py")
+    session = create_session(client, dataset="demo", sample_id="calc-1", files={"new.txt": "new\n"})
+    run_command(client, session, "rm README.md; echo '# more' >> calc.py")
     told = client.get(f"/sessions/{session}/diff").json()
     kinds = {change["path"]: change["kind"] for change in told["changes"]}
     assert kinds == {"README.md": "deleted", "calc.py": "modified", "new.txt": "added"}
@@ -258,7 +258,12 @@ def test_what_was_changed(client: httpx.Client) -> None:
 
 
 def test_what_was_said_is_kept_with_the_session(client: httpx.Client, session: str) -> None:
-    assert client.get(f"/sessions/{session}/conversation").json() == {"session": None, "messages": []}
+    assert client.get(f"/sessions/{session}/conversation").json() == {
+        "session": None,
+        "messages": [],
+        "first": 1,
+        "has_more": False,
+    }
     message = {"role": "user", "content": [{"type": "text", "text": "Repair it"}]}
     assert client.post(f"/sessions/{session}/conversation", json={"messages": [message]}).json() == {"count": 1}
     told = client.get(f"/sessions/{session}/conversation").json()
@@ -300,7 +305,7 @@ def test_a_session_goes_back_in_all_three(client: httpx.Client, session: str) ->
     where = f"/sessions/{session}"
     client.post(f"{where}/conversation", json=say)
     client.post(f"{where}/run", json={"code": "x = 1"})
-    executed(client, session, "echo before > file")
+    run_command(client, session, "echo before > file")
     point = client.post(f"{where}/checkpoints", json={"label": "before"}, headers={"Idempotency-Key": "a" * 24}).json()
     again = client.post(f"{where}/checkpoints", json={"label": "before"}, headers={"Idempotency-Key": "a" * 24}).json()
     assert (point["label"], point["messages"], again) == ("before", 1, point)
@@ -309,10 +314,10 @@ def test_a_session_goes_back_in_all_three(client: httpx.Client, session: str) ->
     for to in (point["id"], "before", 1):
         client.post(f"{where}/conversation", json=say)
         client.post(f"{where}/run", json={"code": "x = 2"})
-        executed(client, session, "echo after > file")
+        run_command(client, session, "echo after > file")
         assert client.post(f"{where}/rewind", json={"to": to}).json() == point
         assert client.post(f"{where}/run", json={"code": "x"}).json()["value"] == 1
-        assert executed(client, session, "cat file")["stdout"] == "before\n"
+        assert run_command(client, session, "cat file")["stdout"] == "before\n"
         assert len(client.get(f"{where}/conversation").json()["messages"]) == 1
     kinds = client.get(f"{where}/events", params={"follow": False}).text
     assert (kinds.count("event: checkpoint"), kinds.count("event: rewind")) == (1, 3)
@@ -327,22 +332,22 @@ def test_a_session_goes_back_in_all_three(client: httpx.Client, session: str) ->
 
 def test_a_fork_has_files_variables_and_what_was_said(client: httpx.Client, session: str) -> None:
     client.post(f"/sessions/{session}/run", json={"code": "x = 1"})
-    executed(client, session, "echo before > file")
+    run_command(client, session, "echo before > file")
     said = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}
     client.post(f"/sessions/{session}/conversation", json=said)
     fork = client.post(f"/sessions/{session}/fork").json()
     assert (fork["status"], fork["parent_session_id"]) == ("ready", session)
     client.post(f"/sessions/{session}/run", json={"code": "x = 2"})
-    executed(client, session, "echo after > file")
+    run_command(client, session, "echo after > file")
     assert client.post(f"/sessions/{fork['session_id']}/run", json={"code": "x"}).json()["value"] == 1
-    assert executed(client, fork["session_id"], "cat file")["stdout"] == "before\n"
+    assert run_command(client, fork["session_id"], "cat file")["stdout"] == "before\n"
     assert len(client.get(f"/sessions/{fork['session_id']}/conversation").json()["messages"]) == 1
     client.delete(f"/sessions/{fork['session_id']}")
 
 
-def test_happenings_from_a_number_on(client: httpx.Client, server: Serving) -> None:
-    session = ready(client)
-    executed(client, session, "echo one")
+def test_happenings_from_a_number_on(client: httpx.Client, server: ServerProcess) -> None:
+    session = create_session(client)
+    run_command(client, session, "echo one")
     now = client.get(f"/sessions/{session}/events?follow=0")
     assert [seq for _, _, seq in events(iter(now.text.splitlines()))] == [1, 2, 3, 4]
     with server.client() as other, other.stream("GET", f"/sessions/{session}/events") as answer:
@@ -354,7 +359,7 @@ def test_happenings_from_a_number_on(client: httpx.Client, server: Serving) -> N
             ("interaction", 3),
             ("interaction", 4),
         ]
-        executed(client, session, "echo two")
+        run_command(client, session, "echo two")
         assert next(told)[1]["command"] == "echo two"
         client.delete(f"/sessions/{session}")
         rest = list(told)
@@ -372,7 +377,7 @@ def test_asked_again_with_the_same_key_it_is_done_once(client: httpx.Client, ses
     second = client.post(f"/sessions/{session}/exec", json=body, headers=headers)
     assert first.json() == second.json()
     assert second.headers["idempotent-replayed"] == "true"
-    assert executed(client, session, "cat count")["stdout"] == "x\n"
+    assert run_command(client, session, "cat count")["stdout"] == "x\n"
     other = client.post(f"/sessions/{session}/exec", json={"command": "true"}, headers=headers)
     assert other.status_code == 422
     made = [client.post("/sessions", json={}, headers={"Idempotency-Key": "k2"}).json() for _ in range(2)]
@@ -381,8 +386,8 @@ def test_asked_again_with_the_same_key_it_is_done_once(client: httpx.Client, ses
 
 
 def test_a_verification_is_cancelled(client: httpx.Client) -> None:
-    session = ready(client, dataset="demo", sample_id="calc-1")
-    executed(client, session, "printf 'import time\\ntime.sleep(100)\\n' >> calc.py")
+    session = create_session(client, dataset="demo", sample_id="calc-1")
+    run_command(client, session, "printf 'import time\\ntime.sleep(100)\\n' >> calc.py")
     job = client.post(f"/sessions/{session}/verify").json()
     cancelled = client.delete(f"/sessions/{session}/verify/{job['job_id']}").json()
     assert cancelled["status"] == "cancelled"

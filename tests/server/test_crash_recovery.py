@@ -1,8 +1,9 @@
-"""A server that is killed, stopped and started again: nothing is lost that was answered, and nothing is left."""
+"""A server that is killed, stopped and started again: nothing that was answered is lost, and nothing is left over."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -13,8 +14,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import NewServer
-from tests.server.serving_process import Serving, executed, ready
-from tests.server.small_datasets import dataset_folder
+from tests.support.server_process import ServerProcess, create_session, run_command, write_dataset
 
 SLOW = {"dataset": "small", "sample_id": "slow"}
 
@@ -22,7 +22,7 @@ SLOW = {"dataset": "small", "sample_id": "slow"}
 @pytest.fixture
 def slow(tmp_path: Path) -> Path:
     """A sample whose set-up takes long, and one whose tests do."""
-    return dataset_folder(
+    return write_dataset(
         tmp_path / "datasets" / "small",
         [
             {"sample_id": "slow", "environment": {"setup": ["sleep 600"]}},
@@ -31,18 +31,18 @@ def slow(tmp_path: Path) -> Path:
     ).parent
 
 
-def test_killed_while_everything_is_under_way(new_server: NewServer, slow: Path) -> None:
+def test_killed_while_everything_runs(new_server: NewServer, slow: Path) -> None:
     server = new_server("--datasets", slow)
     with server.client() as client:
-        session = ready(client, dataset="small", sample_id="long")
-        done = executed(client, session, "echo kept")
+        session = create_session(client, dataset="small", sample_id="long")
+        done = run_command(client, session, "echo kept")
         message = {"role": "user", "content": [{"type": "text", "text": "kept too"}]}
         client.post(f"/sessions/{session}/conversation", json={"messages": [message]})
         job = client.post(f"/sessions/{session}/verify").json()["job_id"]
         making = client.post("/sessions", json=SLOW).json()["session_id"]
-        other = ready(client)
+        other = create_session(client)
         running = client.post(f"/sessions/{other}/exec", json={"command": "sleep 600 & sleep 600"}).json()
-        closed = ready(client)
+        closed = create_session(client)
         client.delete(f"/sessions/{closed}")
     server.kill()
     server.start()
@@ -65,11 +65,11 @@ def test_killed_while_everything_is_under_way(new_server: NewServer, slow: Path)
         assert "stopped" in cut["message"]
         assert client.post(f"/sessions/{session}/exec", json={"command": "true"}).status_code == 409
         assert client.delete(f"/sessions/{session}").status_code == 200
-        assert executed(client, ready(client), "echo goes on")["stdout"] == "goes on\n"
+        assert run_command(client, create_session(client), "echo goes on")["stdout"] == "goes on\n"
 
 
 @pytest.mark.parametrize("moment", [0.0, pytest.param(0.01, marks=pytest.mark.slow), 0.05, 0.2])
-def test_killed_at_any_moment_of_a_sessions_life(new_server: NewServer, moment: float) -> None:
+def test_killed_at_any_moment_of_a_session(new_server: NewServer, moment: float) -> None:
     """What was answered before the kill is there after it, whatever was being done."""
     server = new_server()
     answered: dict[str, dict[str, Any]] = {}
@@ -78,9 +78,9 @@ def test_killed_at_any_moment_of_a_sessions_life(new_server: NewServer, moment: 
         with server.client() as client:
             try:
                 while True:
-                    session = ready(client, dataset="demo", sample_id="calc-1")
-                    told = executed(client, session, f"echo {session}")
-                    answered[session] = told
+                    session = create_session(client, dataset="demo", sample_id="calc-1")
+                    answer = run_command(client, session, f"echo {session}")
+                    answered[session] = answer
                     client.post(f"/sessions/{session}/verify", headers={"Prefer": "wait=0.05"})
                     client.delete(f"/sessions/{session}")
             except httpx.TransportError:
@@ -99,13 +99,13 @@ def test_killed_at_any_moment_of_a_sessions_life(new_server: NewServer, moment: 
     server.start()
     assert answered
     with server.client() as client:
-        for session, told in answered.items():
-            kept = client.get(f"/sessions/{session}/interactions/{told['interaction_id']}").json()
+        for session, answer in answered.items():
+            kept = client.get(f"/sessions/{session}/interactions/{answer['interaction_id']}").json()
             assert kept["stdout"] == f"{session}\n"
         assert not {each["status"] for each in client.get("/sessions").json()["sessions"]} & {"creating", "ready"}
 
 
-def test_asked_again_after_a_kill_it_is_not_done_twice(new_server: NewServer) -> None:
+def test_a_request_repeated_after_a_kill_is_not_done_twice(new_server: NewServer) -> None:
     server = new_server()
     with server.client() as client:
         session = client.post("/sessions", json={}, headers={"Idempotency-Key": "s", "Prefer": "wait=55"}).json()
@@ -113,7 +113,7 @@ def test_asked_again_after_a_kill_it_is_not_done_twice(new_server: NewServer) ->
         begun = client.post(at, json={"command": "sleep 600"}, headers={"Idempotency-Key": "c"}).json()
     server.kill()
     # As if the answers had been lost with the server.
-    (server.data / "server" / "answers.jsonl").unlink()
+    shutil.rmtree(server.data / "server" / "answers")
     server.start()
     with server.client() as client:
         again = client.post("/sessions", json={}, headers={"Idempotency-Key": "s", "Prefer": "wait=5"}).json()
@@ -124,12 +124,12 @@ def test_asked_again_after_a_kill_it_is_not_done_twice(new_server: NewServer) ->
 
 
 def test_stopped_in_order(new_server: NewServer) -> None:
-    """Who waits gets an answer, streams end, and the next server knows that they were stopped."""
+    """Waiting requests are answered, streams end, and the next server knows that the sessions were stopped."""
     server = new_server()
     with server.client() as client:
-        session = ready(client)
-        told: list[dict[str, Any]] = []
-        waiting = threading.Thread(target=lambda: told.append(executed(client, session, "echo so far; sleep 600")))
+        session = create_session(client)
+        answer: list[dict[str, Any]] = []
+        waiting = threading.Thread(target=lambda: answer.append(run_command(client, session, "echo so far; sleep 600")))
         waiting.start()
         until = time.monotonic() + 60
         with server.client() as other:
@@ -139,18 +139,18 @@ def test_stopped_in_order(new_server: NewServer) -> None:
             next(events.iter_lines())
             assert server.stop() == 0
         waiting.join()
-    assert told[0]["exit_code"] == -1000
-    assert "stopped" in told[0]["message"]
+    assert answer[0]["exit_code"] == -1000
+    assert "stopped" in answer[0]["message"]
     server.start()
     with server.client() as client:
         after = client.get(f"/sessions/{session}").json()
         assert (after["status"], after["error"]["message"]) == ("terminated", "the server was stopped")
 
 
-def test_two_servers_do_not_share_their_data(new_server: NewServer) -> None:
+def test_a_second_server_on_one_folder_names_the_first(new_server: NewServer) -> None:
     server = new_server()
-    second = Serving(server.folder / "second", "--data", server.data)
-    with pytest.raises(AssertionError, match="did not start: 2"):
+    second = ServerProcess(server.folder / "second", "--data", server.data)
+    with pytest.raises(AssertionError, match=rf"did not start: 2 .*another server \(.*:{server.pid}:"):
         second.start()
 
 
@@ -170,17 +170,17 @@ def first_process_of(marker: str) -> int:
         own = int(about["PPid"])
 
 
-def test_a_place_that_is_killed_ends_its_session_and_is_not_judged(new_server: NewServer, slow: Path) -> None:
+def test_a_session_whose_processes_are_killed_ends_and_is_not_verified(new_server: NewServer, slow: Path) -> None:
     with new_server("--datasets", slow).client() as client:
-        session = ready(client, dataset="small", sample_id="long")
+        session = create_session(client, dataset="small", sample_id="long")
         client.post(f"/sessions/{session}/exec", json={"command": "sleep 600.25", "background": True})
-        failing = executed(client, session, "exit 3")
+        failing = run_command(client, session, "exit 3")
         assert (failing["exit_code"], failing["status"]) == (3, "completed")
         running = client.post(f"/sessions/{session}/exec", json={"command": "sleep 600"}).json()["interaction_id"]
         os.kill(first_process_of("600.25"), signal.SIGKILL)
-        told = client.get(f"/sessions/{session}/interactions/{running}", headers={"Prefer": "wait=55"}).json()
-        assert (told["exit_code"], told["status"]) == (-1000, "error")
-        assert "the session's place died while the command ran" in told["message"]
+        answer = client.get(f"/sessions/{session}/interactions/{running}", headers={"Prefer": "wait=55"}).json()
+        assert (answer["exit_code"], answer["status"]) == (-1000, "error")
+        assert "the session's processes died while the command ran" in answer["message"]
         until = time.monotonic() + 60
         while (stands := client.get(f"/sessions/{session}").json())["status"] == "ready" and time.monotonic() < until:
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""What routes have in common: who asks, how long they wait, and what an error becomes."""
+"""What the routes share: their dependencies, and the HTTP status of each error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Coroutine
-from datetime import UTC, datetime
 from typing import Annotated, Any
 from urllib.parse import unquote_to_bytes
 
@@ -18,13 +17,12 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
 from carrel.errors import (
+    ApprovalNotFound,
     CarrelError,
     ConfigurationError,
     DatasetInvalid,
     DatasetNotFound,
-    ExecutionError,
     FilesRefused,
-    ForkRefused,
     JobNotFound,
     KeyNotAccepted,
     MessageRefused,
@@ -32,38 +30,40 @@ from carrel.errors import (
     RequestRefused,
     SampleNotFound,
     SessionNotFound,
-    SessionNotReady,
     StorageError,
     TooManySessions,
 )
-from carrel.server.front_desk import FrontDesk
-from carrel.server.keys import KnownKey
-from carrel.server.metrics import Metrics
+from carrel.server.api_keys import ApiKey
+from carrel.server.middleware import Metrics
+from carrel.server.records import now
+from carrel.server.session_manager import SessionManager
 from carrel.wire.answers import Problem, SessionRecord
 from carrel.wire.odd_values import escape_surrogates, parse_integer
 
-LONGEST_WAIT = 60.0
-EVENTS = "text/event-stream"
+MAX_WAIT = 60.0
+"""Seconds for which `Prefer: wait=` can hold an answer."""
+EVENT_STREAM = "text/event-stream"
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\d+(?:\.\d+)?)", re.IGNORECASE)
 
-bearer = HTTPBearer(auto_error=False, description="A key that `carrel keys add NAME` has made.")
+bearer = HTTPBearer(auto_error=False, description="A key that `carrel keys add NAME` created.")
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     401: {"model": Problem, "description": "No key, or a wrong one."},
-    403: {"model": Problem, "description": "What this key may not do."},
+    403: {"model": Problem, "description": "This key may not do that."},
     404: {"model": Problem, "description": "Unknown, or another user's."},
-    409: {"model": Problem, "description": "Not in a state for this."},
-    413: {"model": Problem, "description": "More than may be sent at once."},
+    409: {"model": Problem, "description": "Not possible in the present state."},
+    413: {"model": Problem, "description": "The request is too large."},
     422: {"model": Problem, "description": "The body or a parameter is wrong; each field is named."},
-    429: {"model": Problem, "description": "Too many; Retry-After says when to try again."},
+    429: {"model": Problem, "description": "Too many requests or sessions; see Retry-After."},
+    503: {"model": Problem, "description": "The store of the server does not work at the moment; see Retry-After."},
 }
 
 
-# Async, all of them: FastAPI gives a plain function a thread, and that costs more than what it does.
+# All dependencies are async: FastAPI runs a plain function in a thread, which costs more than what these do.
 
 
-async def _desk(request: Request) -> FrontDesk:
-    desk: FrontDesk = request.app.state.desk
-    return desk
+async def _manager(request: Request) -> SessionManager:
+    manager: SessionManager = request.app.state.manager
+    return manager
 
 
 async def _user(request: Request) -> str:
@@ -71,8 +71,8 @@ async def _user(request: Request) -> str:
     return user
 
 
-async def _key(request: Request) -> KnownKey:
-    key: KnownKey = request.state.key
+async def _key(request: Request) -> ApiKey:
+    key: ApiKey = request.state.key
     return key
 
 
@@ -84,53 +84,55 @@ async def _metrics(request: Request) -> Metrics:
 async def _wait(
     prefer: Annotated[str | None, Header(description="`wait=SECONDS`: hold the answer")] = None,
 ) -> float | None:
-    """What `Prefer: wait=SECONDS` asks for (RFC 7240), or None."""
+    """Return the seconds of `Prefer: wait=SECONDS` (RFC 7240), or None."""
     found = _WAIT.search(prefer or "")
-    return min(float(found[1]), LONGEST_WAIT) if found else None
+    return min(float(found[1]), MAX_WAIT) if found else None
 
 
-async def _once(
+async def _request_id(
     request: Request,
     key: Annotated[str | None, Header(alias="Idempotency-Key", max_length=500, description="Do it once")] = None,
 ) -> str | None:
-    """From which the id of what is made is taken, for a request that may come again."""
-    return getattr(request.state, "once", None)
+    """Return what the ids of created objects are derived from, for a request that may be repeated."""
+    return getattr(request.state, "request_id", None)
 
 
 async def _wants_events(request: Request) -> bool:
-    """Whether who asks wants events, and not one answer at the end."""
-    return EVENTS in request.headers.get("accept", "")
+    """Return whether the client wants events instead of one answer at the end."""
+    return EVENT_STREAM in request.headers.get("accept", "")
 
 
 async def _file_path(request: Request, path: str) -> str:
-    """The path of a file; bytes that are not UTF-8 are in it as Python has them in names of files."""
+    """Return the path of a file; bytes that are not UTF-8 are in it as in Python's file names."""
     if "\ufffd" not in path:
         return path
-    # Decoding the address has lost such bytes.
+    # Decoding the URL has lost such bytes.
     raw = request.scope.get("raw_path", b"").partition(b"/files/")[2]
     return os.fsdecode(unquote_to_bytes(raw)) if raw else path
 
 
-Desk = Annotated[FrontDesk, Depends(_desk)]
-User = Annotated[str, Depends(_user)]
-FilePath = Annotated[str, Depends(_file_path)]
-Key = Annotated[KnownKey, Depends(_key)]
-Wait = Annotated[float | None, Depends(_wait)]
-Once = Annotated[str | None, Depends(_once)]
-Counts = Annotated[Metrics, Depends(_metrics)]
-WantsEvents = Annotated[bool, Depends(_wants_events)]
+ManagerDep = Annotated[SessionManager, Depends(_manager)]
+UserDep = Annotated[str, Depends(_user)]
+FilePathDep = Annotated[str, Depends(_file_path)]
+KeyDep = Annotated[ApiKey, Depends(_key)]
+WaitDep = Annotated[float | None, Depends(_wait)]
+RequestIdDep = Annotated[str | None, Depends(_request_id)]
+MetricsDep = Annotated[Metrics, Depends(_metrics)]
+WantsEventsDep = Annotated[bool, Depends(_wants_events)]
 
 
-def lasting(session: SessionRecord) -> SessionRecord:
-    """With how long it has lasted so far."""
-    if session.duration_seconds is not None or session.created_at is None:
-        return session
-    seconds = (datetime.now(UTC) - session.created_at).total_seconds()
-    return session.model_copy(update={"duration_seconds": seconds})
+def with_duration(record: SessionRecord) -> SessionRecord:
+    """Return a session's record with its duration so far."""
+    if record.duration_seconds is not None or record.created_at is None:
+        return record
+    return record.model_copy(update={"duration_seconds": (now() - record.created_at).total_seconds()})
 
 
-def answer_errors(app: FastAPI) -> None:
-    """Every error as `{"detail": …}` with the number that says whose turn it is."""
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer every error with `{"detail": …, "code": …}` and a status."""
     app.add_exception_handler(CarrelError, _carrel_error)
     app.add_exception_handler(OSError, _file_error)
     app.add_exception_handler(RequestValidationError, _wrong_body)
@@ -141,33 +143,31 @@ def answer_errors(app: FastAPI) -> None:
 async def _carrel_error(request: Request, problem: Exception) -> JSONResponse:
     match problem:
         case DatasetNotFound():
-            # Where the server keeps its datasets is its own matter.
-            return _told(404, DatasetNotFound(problem.public_message))
-        case SessionNotFound() | SampleNotFound() | JobNotFound():
-            return _told(404, problem)
+            # Without the folder of the datasets, which is not the users' business.
+            return _error(404, DatasetNotFound(problem.public_message))
+        case SessionNotFound() | SampleNotFound() | JobNotFound() | ApprovalNotFound():
+            return _error(404, problem)
         case TooManySessions():
-            return _told(429, problem, {"Retry-After": "5"})
+            return _error(429, problem, {"Retry-After": "5"})
         case DatasetInvalid() | FilesRefused():
-            desk: FrontDesk = request.app.state.desk
-            return conflict(type(problem)(desk.without_folders(str(problem))))
-        case SessionNotReady() | ForkRefused() | ExecutionError():
-            return conflict(problem)
+            manager: SessionManager = request.app.state.manager
+            return _conflict(type(problem)(manager.hide_paths(str(problem))))
         case ConfigurationError() | MessageRefused():
-            return _told(422, problem)
+            return _error(422, problem)
         case StorageError():
-            return _told(503, problem, {"Retry-After": "5"})
+            return _error(503, problem, {"Retry-After": "5"})
         case _:
-            return conflict(problem)
+            return _conflict(problem)
 
 
 async def _file_error(request: Request, problem: Exception) -> JSONResponse:
-    """Of a file in a place; carrel's own errors that are also OSError have been told by then."""
+    """Answer an error of a file in a workspace; carrel's own errors that are OSErrors do not come here."""
     if isinstance(problem, FileNotFoundError | NotADirectoryError):
-        return _told(404, problem)
-    return conflict(problem)
+        return _error(404, problem)
+    return _conflict(problem)
 
 
-_NO_JSON = "the body is said to be something else than JSON; send `Content-Type: application/json` with it"
+_NO_JSON = "the Content-Type of the body is not JSON; send `Content-Type: application/json` with it"
 
 
 async def _wrong_body(request: Request, problem: Exception) -> JSONResponse:
@@ -186,7 +186,7 @@ def _fault(error: dict[str, Any]) -> dict[str, Any]:
 
 
 class JsonRoute(APIRoute):
-    """A route whose faulty JSON is always a 422, whatever Python's own parser says of it."""
+    """A route that answers every body that is not valid JSON with 422, whatever Python's parser raises."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -211,20 +211,20 @@ class _JsonRequest(Request):
 async def _http_error(request: Request, problem: Exception) -> JSONResponse:
     assert isinstance(problem, HTTPException)
     kind = {403: KeyNotAccepted, 404: NotFoundThere}.get(problem.status_code, RequestRefused)
-    told = {"detail": problem.detail, "code": kind.__name__}
-    return JSONResponse(told, problem.status_code, headers=dict(problem.headers or {}))
+    body = {"detail": problem.detail, "code": kind.__name__}
+    return JSONResponse(body, problem.status_code, headers=dict(problem.headers or {}))
 
 
 async def _bug(request: Request, problem: Exception) -> JSONResponse:
-    """It is in the server's log, too; who asked cannot do anything about it."""
-    return JSONResponse({"detail": "a bug in carrel; the server's log has it", "code": type(problem).__name__}, 500)
+    """Answer an unexpected error; its traceback is in the server's log."""
+    return JSONResponse({"detail": "a bug in carrel; see the server's log", "code": type(problem).__name__}, 500)
 
 
-def conflict(problem: Exception) -> JSONResponse:
-    # Clients of this wire try a 409 again by themselves, which helps nobody here.
-    return _told(409, problem, {"X-Should-Retry": "false"})
+def _conflict(problem: Exception) -> JSONResponse:
+    # The codeset client repeats a 409 by itself, which would not help.
+    return _error(409, problem, {"X-Should-Retry": "false"})
 
 
-def _told(status: int, problem: Exception, headers: dict[str, str] | None = None) -> JSONResponse:
+def _error(status: int, problem: Exception, headers: dict[str, str] | None = None) -> JSONResponse:
     kind = type(problem).__name__
     return JSONResponse({"detail": escape_surrogates(str(problem)) or kind, "code": kind}, status, headers=headers)

@@ -1,4 +1,4 @@
-"""A server as its users have it: the installed command, in a process of its own."""
+"""`carrel serve` in a process of its own, as users start it, and short ways to use its HTTP API."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tests.support.preloaded_python import ForkedProcess, preloaded_python
 DEADLINE = 60.0
 
 
-class Serving:
-    """`carrel serve` on a folder; `start` again after `kill` goes on with the same data."""
+class ServerProcess:
+    """`carrel serve` on a folder; `start` again after `kill` or `stop` continues with the same data and port."""
 
-    def __init__(self, folder: Path, *words: object, env: dict[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, *options: object, env: dict[str, str] | None = None) -> None:
         self.folder = folder
         self.data = folder / "data"
         self.temporary = folder / "tmp"
         self.temporary.mkdir(parents=True)
-        self._words = [str(word) for word in words]
+        self.options = [str(option) for option in options]
         self._env = {
             **os.environ,
             "CARREL_HOME": str(folder / "home"),
@@ -32,19 +32,26 @@ class Serving:
             **(env or {}),
         }
         self._process: ForkedProcess | None = None
+        self.port = 0
         self.url = ""
         self.key = ""
 
-    def start(self) -> Serving:
-        words = ["-m", "carrel", "serve", "--port", "0", "--data", self.data, "--json", *self._words]
-        self._process = preloaded_python().start(words, self._env, session=True)
+    def start(self) -> ServerProcess:
+        words = ["-m", "carrel", "serve", "--port", self.port, "--data", self.data, "--json", *self.options]
+        with (self.folder / "stderr").open("ab") as stderr:
+            self._process = preloaded_python().start(words, self._env, stderr=stderr, session=True)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line, f"the server did not start: {self._process.wait()}"
-        told = json.loads(line)
-        self.url = told["url"]
-        self.key = told["key"] or self.key
+        assert line, f"the server did not start: {self._process.wait()} {self.stderr}"
+        started = json.loads(line)
+        self.url, self.key = started["url"], started["key"] or self.key
+        self.port = int(self.url.rpartition(":")[2].partition("/")[0])
         return self
+
+    @property
+    def stderr(self) -> str:
+        """Everything that the server has written to its standard error."""
+        return (self.folder / "stderr").read_text()
 
     @property
     def pid(self) -> int:
@@ -55,7 +62,7 @@ class Serving:
         return self._keys("add", name, *words).strip()
 
     def keys(self, *words: str) -> Any:
-        """What `carrel keys …` says."""
+        """Return the output of `carrel keys … --json`."""
         return json.loads(self._keys(*words, "--json"))
 
     def _keys(self, *words: str) -> str:
@@ -71,9 +78,9 @@ class Serving:
         """Kill the server and wait until all its processes are gone; its temporary folder goes at the next start."""
         self._end(signal.SIGKILL)
 
-    def stop(self) -> int:
-        """As Ctrl-C does it; returns the exit code."""
-        return self._end(signal.SIGINT)
+    def stop(self, how: signal.Signals = signal.SIGINT) -> int:
+        """End the server, by default as Ctrl-C does, and return its exit code; nothing of it may be left."""
+        return self._end(how)
 
     def _end(self, how: signal.Signals) -> int:
         if self._process is None:
@@ -85,7 +92,7 @@ class Serving:
             self._process.stdout.close()
         self._process = None
         until = time.monotonic() + DEADLINE
-        while (left := [who for who in family if alive(who)]) and time.monotonic() < until:
+        while (left := [process for process in family if is_alive(process)]) and time.monotonic() < until:
             time.sleep(0.02)
         assert not left, f"still running: {left}"
         if how == signal.SIGKILL:
@@ -97,7 +104,7 @@ class Serving:
 
 
 def descendants(pid: int) -> list[tuple[int, str]]:
-    """All processes that came of one, each with when it began, so that a number used again is no mistake."""
+    """Return all processes below one, each with its start time, because numbers are used again."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (parent := _fields(int(entry.name))) is not None:
@@ -112,9 +119,9 @@ def descendants(pid: int) -> list[tuple[int, str]]:
     return found
 
 
-def alive(who: tuple[int, str]) -> bool:
-    fields = _fields(who[0])
-    return fields is not None and fields[19] == who[1] and fields[0] != "Z"
+def is_alive(process: tuple[int, str]) -> bool:
+    fields = _fields(process[0])
+    return fields is not None and fields[19] == process[1] and fields[0] != "Z"
 
 
 def _fields(pid: int) -> list[str] | None:
@@ -124,8 +131,8 @@ def _fields(pid: int) -> list[str] | None:
         return None
 
 
-def ready(client: httpx.Client, **body: Any) -> str:
-    """A session's id, once it is ready."""
+def create_session(client: httpx.Client, **body: Any) -> str:
+    """Create a session, and return its id when it is ready."""
     answer = client.post("/sessions", json=body, headers={"Prefer": "wait=55"})
     assert answer.status_code == 200, answer.text
     assert answer.json()["status"] == "ready", answer.text
@@ -133,11 +140,18 @@ def ready(client: httpx.Client, **body: Any) -> str:
     return session_id
 
 
-def executed(client: httpx.Client, session_id: str, command: str, **body: Any) -> dict[str, Any]:
-    """What came of a command."""
+def run_command(client: httpx.Client, session_id: str, command: str, **body: Any) -> dict[str, Any]:
+    """Run a command and return its interaction."""
     answer = client.post(
         f"/sessions/{session_id}/exec", json={"command": command, **body}, headers={"Prefer": "wait=55"}
     )
     assert answer.status_code == 200, answer.text
-    told: dict[str, Any] = answer.json()
-    return told
+    interaction: dict[str, Any] = answer.json()
+    return interaction
+
+
+def write_dataset(folder: Path, samples: list[dict[str, Any]]) -> Path:
+    """Write a dataset with these samples, without the files that they name."""
+    folder.mkdir(parents=True)
+    (folder / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples), encoding="utf-8")
+    return folder

@@ -1,65 +1,20 @@
-"""`carrel serve` as a process of its own, and servers that misbehave in a chosen way."""
+"""An HTTP server that answers as a test says, and a relay whose connections can be broken."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any, Self
-
-from tests.support.ports import free_port
-from tests.support.preloaded_python import ForkedProcess, preloaded_python
-
-
-class RealServer:
-    """Started by `start`, ended by `stop`; `url` and `key` are for its client."""
-
-    def __init__(self, folder: Path, *options: str, port: int = 0) -> None:
-        self.folder = folder
-        self.options = options
-        self.port = port or free_port()  # the same after a `stop`
-        self.url = self.key = ""
-        self.process: ForkedProcess | None = None
-
-    def start(self) -> Self:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        data = self.folder / "data"
-        words = ["-m", "carrel", "serve", "--port", self.port, "--data", data, "--json", *self.options]
-        home = self.folder.parent / "home"
-        with (self.folder / "stderr").open("ab") as complaints:
-            self.process = preloaded_python().start(words, os.environ | {"CARREL_HOME": str(home)}, stderr=complaints)
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, (self.folder / "stderr").read_text()
-        told = json.loads(line)
-        self.url, self.key = told["url"], told["key"] or self.key
-        self.port = int(self.url.rpartition(":")[2].partition("/")[0])
-        return self
-
-    @property
-    def pid(self) -> int:
-        assert self.process is not None
-        return self.process.pid
-
-    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
-        assert self.process is not None
-        assert self.process.stdout is not None
-        if self.process.poll() is None:
-            self.process.send_signal(how)
-        self.process.stdout.close()
-        return self.process.wait(60)
 
 
 @dataclass
-class Seen:
-    """A request as it came."""
+class ReceivedRequest:
+    """A request that the server received."""
 
     method: str
     path: str
@@ -68,15 +23,15 @@ class Seen:
 
 
 Answer = tuple[int, dict[str, str], bytes] | None
-"""Status, headers and body; None drops the connection without a word."""
+"""Status, headers and body; None drops the connection."""
 
 
 @dataclass
-class Misbehaving:
-    """An HTTP server that answers each request with the next of its answers, and the last one ever after."""
+class FaultyServer:
+    """An HTTP server that answers each request with the next of its answers, and all further ones with the last."""
 
-    answers: list[Answer | Callable[[Seen], Answer]]
-    seen: list[Seen] = field(default_factory=list)
+    answers: list[Answer | Callable[[ReceivedRequest], Answer]]
+    seen: list[ReceivedRequest] = field(default_factory=list)
     url: str = ""
 
     def __enter__(self) -> Self:
@@ -87,7 +42,7 @@ class Misbehaving:
 
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
-                seen = Seen(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body)
+                seen = ReceivedRequest(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body)
                 ours.seen.append(seen)
                 answer = ours.answers.pop(0) if len(ours.answers) > 1 else ours.answers[0]
                 answer = answer(seen) if callable(answer) else answer
@@ -109,7 +64,7 @@ class Misbehaving:
             do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = answer
 
             def log_message(self, *_: object) -> None:
-                """Nobody reads it."""
+                """Print nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -123,12 +78,12 @@ class Misbehaving:
         self._server.server_close()
 
 
-def told(data: Any, status: int = 200, **headers: str) -> Answer:
+def reply(data: Any, status: int = 200, **headers: str) -> Answer:
     return status, {name.replace("_", "-"): value for name, value in headers.items()}, json.dumps(data).encode()
 
 
 class Relay:
-    """A line to a server that can be cut: everything under way breaks, and what comes after goes through."""
+    """Connections to a server that can be broken; new ones work again."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -175,7 +130,7 @@ class Relay:
             return
 
     async def cut_after(self, answer: bytes) -> None:
-        """Cut it when this was answered."""
+        """Break the connections when this was answered."""
         async with asyncio.timeout(60):
             while answer not in self.answered:  # noqa: ASYNC110 -- it is answered in other threads
                 await asyncio.sleep(0.01)
@@ -183,9 +138,9 @@ class Relay:
 
     def cut(self) -> None:
         with self._lock:
-            for line in self._open:
+            for connection in self._open:
                 try:
-                    line.shutdown(socket.SHUT_RDWR)
+                    connection.shutdown(socket.SHUT_RDWR)
                 except OSError:
                     continue
 
@@ -195,5 +150,5 @@ class Relay:
         self.cut()
         for thread in self._threads:
             thread.join(60)
-        for line in self._open:
-            line.close()
+        for connection in self._open:
+            connection.close()

@@ -1,0 +1,67 @@
+"""The settings of a server, and the storage that its records are in."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from carrel.errors import ConfigurationError
+from carrel.execution.config import SandboxMode
+from carrel.home import resolve_carrel_home
+from carrel.session import FileStorage, RedisStorage
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """Where a server listens, where it keeps its records, and what its users may do."""
+
+    host: str = "127.0.0.1"
+    port: int = 8765
+    """0 chooses a free one."""
+    store: str | Path | None = None
+    """Where keys, sessions and their logs are kept: a folder, or `redis://…`; None is `server` in carrel's folder."""
+    keys: str | Path | None = None
+    """Another store that has the keys, for servers that share them; None is `store`."""
+    name: str = "main"
+    """The name of this server in its store: at its start it ends the sessions that it had left live under this name."""
+    datasets: Path | None = None
+    """A folder of datasets; None is carrel's own, and the demo."""
+    cache: Path | None = None
+    """For unpacked files and set-up layers; None is carrel's own."""
+    tools: Path | None = None
+    """A folder of tool files that the code of sessions without a sample may call; None for no tools."""
+    sandbox: SandboxMode | None = "required"
+    network: bool = False
+    """Whether a session without a sample may have the host's network."""
+    max_sessions: int = 200
+    """Live at one time, of all users together."""
+    prewarmed: int = 4
+    """Executors that are started in advance for samples that are requested repeatedly; 0 for none."""
+    retention: timedelta | None = None
+    """For how long the records of sessions that ended are kept; None is for ever."""
+    verifications: int = max(2, os.cpu_count() or 2)
+    """At one time."""
+    requests_per_second: float = 500.0
+    """Of one user, after the first `burst`."""
+    burst: int = 2000
+    wrong_keys_per_second: float = 5.0
+    """Of one address."""
+    max_body: int = 64 * 1024 * 1024
+    """Bytes of one request."""
+
+    @property
+    def cache_dir(self) -> Path:
+        return (self.cache or resolve_carrel_home() / "cache").expanduser().absolute()
+
+
+def open_storage(store: str | Path | None) -> FileStorage | RedisStorage:
+    """Return the storage of a server: a folder, or a Redis server that is named by its URL."""
+    if isinstance(store, str) and "://" in store:
+        if store.partition("://")[0] in ("redis", "rediss", "unix"):
+            return RedisStorage(store)
+        raise ConfigurationError(f"{store.partition('://')[0]}:// is not a store; use a folder, or redis://host:6379/0")
+    folder = Path(store).expanduser().absolute() if store is not None else resolve_carrel_home() / "server"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return FileStorage(folder)
