@@ -54,7 +54,7 @@ def test_the_synchronous_client_is_generated_from_the_asynchronous_one(tmp_path:
     script = [sys.executable, "scripts/generate-sync", "--check"]
     assert subprocess.run(script, cwd=top, check=False).returncode == 0
     copy = tmp_path / "copy"
-    for part in ("scripts/generate-sync", "pyproject.toml", "src/carrel/client/_async", "src/carrel/client/_sync"):
+    for part in ("scripts/generate-sync", "pyproject.toml", "src/carrel/client", "src/carrel/session"):
         target = copy / part
         target.parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if (top / part).is_dir() else shutil.copy)(top / part, target)  # type: ignore[operator]
