@@ -10,7 +10,7 @@ import pytest
 
 from carrel.errors import ConfigurationError, EnvironmentFailed, SetupFailed
 from carrel.tasks.environment import prepare_sample
-from carrel.tasks.sample import Verify
+from carrel.tasks.sample import VerifySettings
 from carrel.tasks.verification.changes import Changes, changed_files
 from carrel.tasks.verification.verifier import grade, verify
 from tests.support.samples import PYTEST_ENV, SOLVE, calc
@@ -82,7 +82,9 @@ async def test_what_a_set_up_leaves_in_its_home_is_kept_and_shared(
     assert (await first.exec("cat $HOME/setting")).stdout == "2\n"
     assert (await second.exec("it; cat $HOME/setting")).stdout == "a tool\n1\n"
     command = "it && test $(cat $HOME/setting) = 1"
-    judged = sample.model_copy(update={"verify": Verify(command=command), "fail_to_pass": [], "pass_to_pass": []})
+    judged = sample.model_copy(
+        update={"verify": VerifySettings(command=command), "fail_to_pass": [], "pass_to_pass": []}
+    )
     assert (await verify(judged, first, cache=cache)).outcome == "solved"
 
 

@@ -287,7 +287,7 @@ async def test_who_is_cancelled_ends_git_too(tmp_path: Path) -> None:
     for number in range(3):
         made.commit(f"{number}", {f"f{part}": f"{number} {part}\n" * 2000 for part in range(300)})
     task = asyncio.ensure_future(prepared(made.folder, tmp_path / "cache"))
-    while not list(tmp_path.glob("cache/files/*.making/room/new.git")):
+    while not list(tmp_path.glob("cache/files/*.making/scratch/new.git")):
         assert not task.done()
         await asyncio.sleep(0.001)
     task.cancel()

@@ -13,7 +13,7 @@ from carrel.tasks.dataset_check import check
 from carrel.tasks.importers.git_commits import Journal, Lists, first_error, import_history, lists_of, standings
 from carrel.tasks.importers.layout import options_for, split
 from carrel.tasks.importers.write import ImportResult
-from carrel.tasks.sample import Environment, Sample, Verify
+from carrel.tasks.sample import Sample, SampleEnvironment, VerifySettings
 from carrel.tasks.verification.changes import Change, Changes
 from carrel.tasks.verification.verifier import grade, grade_patch
 from tests.support.layouts import HALF, LAYOUTS, TESTS, Repository, of_commits
@@ -63,8 +63,8 @@ async def test_source_that_breaks_tests_beyond_the_first_5000_is_not_a_solution(
         sample_id="many",
         files=repo.folder,
         test_patch=test_patch,
-        environment=Environment(env=PYTEST_ENV),
-        verify=Verify(command=COMMAND, timeout=200),
+        environment=SampleEnvironment(env=PYTEST_ENV),
+        verify=VerifySettings(command=COMMAND, timeout=200),
     )
     solved = standings(await grade_patch(sample, patch, cache=tmp_path / "cache"))
     lists = lists_of([{**solved, ODD: "failed"}], [solved])

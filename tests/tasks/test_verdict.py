@@ -7,9 +7,15 @@ from typing import ClassVar
 
 import pytest
 
-from carrel.tasks.sample import Sample, Verify
+from carrel.tasks.sample import Sample, VerifySettings
 from carrel.tasks.verification.changes import Change, Changes, drop_unsafe, invalid_path
-from carrel.tasks.verification.protected_files import Folder, Protection, programs_of, restore_test_settings, touched_by
+from carrel.tasks.verification.protected_files import (
+    Protection,
+    SampleFolder,
+    programs_of,
+    restore_test_settings,
+    touched_by,
+)
 from carrel.tasks.verification.recorder_log import find_contradiction, parse_lines, parse_notes
 from carrel.tasks.verification.verdict import ReportedTests, Status, TestCase, TestRun, make_verdict
 
@@ -225,15 +231,17 @@ def test_settings_of_what_the_command_runs_are_test_settings(tmp_path: Path) -> 
     evil = b"[tool.hatch.envs.test.scripts]\nrun = 'true'\n"
     assert restore_test_settings("pyproject.toml", b"", evil) == evil
     assert restore_test_settings("pyproject.toml", b"", evil, command="hatch run test:run") == b""
-    pom = Protection(Sample(sample_id="a", verify=Verify(command="mvn -o -q test")), Folder(tmp_path))
+    pom = Protection(Sample(sample_id="a", verify=VerifySettings(command="mvn -o -q test")), SampleFolder(tmp_path))
     assert pom.protected_reason("sub/pom.xml") == "it defines how the tests are run"
-    other = Protection(Sample(sample_id="a", verify=Verify(command="sh tests/ant.sh")), Folder(tmp_path))
+    other = Protection(Sample(sample_id="a", verify=VerifySettings(command="sh tests/ant.sh")), SampleFolder(tmp_path))
     assert (other.protected_reason("pom.xml"), other.protected_reason("build.xml")) == (None, None)
 
 
 @pytest.mark.parametrize("path", ["vite.config.ts", "a/.babelrc.json", "b-1.DIST-INFO/METADATA", "site-packages/a.py"])
 def test_what_else_steers_a_runner(path: str, tmp_path: Path) -> None:
-    assert Protection(Sample(sample_id="a"), Folder(tmp_path)).protected_reason(path) == "it steers the test runner"
+    assert (
+        Protection(Sample(sample_id="a"), SampleFolder(tmp_path)).protected_reason(path) == "it steers the test runner"
+    )
 
 
 @pytest.mark.parametrize(
@@ -349,7 +357,7 @@ def test_names_that_git_quotes_are_those_of_the_files() -> None:
     )
     assert touched_by(quoted) == {"é.py", "plain.py", 'a"b\\c\td.py', "\udcff"}
     sample = Sample(sample_id="s", patch='--- "a/tests/\\303\\251.py"\n+++ "b/tests/\\303\\251.py"\n')
-    assert Protection(sample, Folder(Path("/nonexistent"))).protected_reason("tests/é.py") is None
+    assert Protection(sample, SampleFolder(Path("/nonexistent"))).protected_reason("tests/é.py") is None
 
 
 @pytest.mark.parametrize(
@@ -367,7 +375,9 @@ def test_names_that_git_quotes_are_those_of_the_files() -> None:
     ],
 )
 def test_protected_patterns_are_those_of_gitignore(pattern: str, protected: set[str], free: set[str]) -> None:
-    guard = Protection(Sample(sample_id="s", verify=Verify(protected=[pattern])), Folder(Path("/nonexistent")))
+    guard = Protection(
+        Sample(sample_id="s", verify=VerifySettings(protected=[pattern])), SampleFolder(Path("/nonexistent"))
+    )
     assert {path for path in protected | free if guard.protected_reason(path)} == protected
 
 

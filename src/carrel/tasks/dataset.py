@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from carrel.errors import DatasetInvalid, DatasetNotFound, SampleNotFound
 from carrel.home import resolve_carrel_home
-from carrel.tasks.sample import Environment, PlainName, Sample, Verify
+from carrel.tasks.sample import PlainName, Sample, SampleEnvironment, VerifySettings
 from carrel.text import did_you_mean
 from carrel.wire.answers import DatasetInfo
 
@@ -232,7 +232,7 @@ def settings_of(definition: Definition) -> DatasetSettings:
     try:
         settings = DatasetSettings.model_validate(definition.data)
         # The settings for all samples must be valid by themselves, even if each sample overrides them.
-        for part, model in (("environment", Environment), ("verify", Verify)):
+        for part, model in (("environment", SampleEnvironment), ("verify", VerifySettings)):
             try:
                 model.model_validate(getattr(settings, part))
             except ValidationError as problem:

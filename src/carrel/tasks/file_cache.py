@@ -224,7 +224,7 @@ class Files:
 async def prepared_files(sample: Sample, cache: Path) -> Files:
     """The sample's files as a session starts with them, unpacked by the first caller of any process.
 
-    FilesRefused says what is wrong with the source, StorageWriteError that there is no room. Then, and also when the
+    FilesRefused says what is wrong with the source, StorageWriteError that there is no space. Then, and also when the
     process is killed, no partly unpacked folder is left that could be used."""
     cache = cache.absolute()
     source = inspect_source(sample.files.absolute() if sample.files is not None else None)
@@ -282,23 +282,23 @@ def _unpack(source: Source, of_source: str, base_commit: str, folder: Path, limi
     """Unpack into a folder beside the target, and rename it when it is complete."""
     making = folder.with_suffix(".making")
     temp_dirs.remove(making)  # A killed process may have left one.
-    tree, room = making / TREE, making / "room"
+    tree, scratch = making / TREE, making / "scratch"
     try:
         tree.mkdir(parents=True)
-        room.mkdir()
+        scratch.mkdir()
         bundled = None
         if source.path is not None and source.kind == "folder":
             _copy(source, tree, limits)
         elif source.path is not None and source.kind == "archive":
             unpack_tar(source.path, tree, limits)
         elif source.path is not None:
-            bundled = read_bundle(source.path, room, limits)
+            bundled = read_bundle(source.path, scratch, limits)
         if digest_of(source, folder.parent.parent) != of_source:
             raise FilesRefused(f"{limits.what} was changed after it was first looked at; load the dataset again")
         refuse_unfit(tree, limits.what)
-        git = truncate_history(tree, base_commit, room, limits, bundled)
+        git = truncate_history(tree, base_commit, scratch, limits, bundled)
         refuse_unfit(tree, limits.what)
-        temp_dirs.remove(room)
+        temp_dirs.remove(scratch)
         receipt = Receipt(source=source.kind, digest=of_source, files=0, bytes=0, git=git)
         for entry in walk_tree(tree):
             about = entry.stat(follow_symlinks=False)

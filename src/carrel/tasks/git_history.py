@@ -215,12 +215,12 @@ def _text(file: Path) -> str:
     return file.read_text(encoding="utf-8", errors="surrogateescape")
 
 
-def read_bundle(bundle: Path, room: Path, limits: UnpackLimits) -> RepositoryFacts:
-    """The history of a git bundle, with its objects unpacked in the folder `room`."""
+def read_bundle(bundle: Path, scratch: Path, limits: UnpackLimits) -> RepositoryFacts:
+    """The history of a git bundle, with its objects unpacked in the folder `scratch`."""
     with bundle.open("rb") as file:
         head = file.read(4096)
     sha256 = b"@object-format=sha256" in head
-    git = _new_repository(room / "bundle.git", "main", sha256, limits)
+    git = _new_repository(scratch / "bundle.git", "main", sha256, limits)
     try:
         listed = [line.partition(" ")[::2] for line in git.lines("bundle", "list-heads", str(bundle))]
         git("bundle", "unbundle", str(bundle))
@@ -233,22 +233,24 @@ def read_bundle(bundle: Path, room: Path, limits: UnpackLimits) -> RepositoryFac
     if head_commit is None and len(refs) == 1:
         head_commit = next(iter(refs.values()))
     branch = plain_branch(here[0]) if len(here) == 1 else "main"
-    return RepositoryFacts(room / "bundle.git" / "objects", refs=refs, head=head_commit, branch=branch, sha256=sha256)
+    return RepositoryFacts(
+        scratch / "bundle.git" / "objects", refs=refs, head=head_commit, branch=branch, sha256=sha256
+    )
 
 
 def truncate_history(
-    tree: Path, base_commit: str, room: Path, limits: UnpackLimits, bundled: RepositoryFacts | None = None
+    tree: Path, base_commit: str, scratch: Path, limits: UnpackLimits, bundled: RepositoryFacts | None = None
 ) -> GitReceipt | None:
     """Replace `.git` in `tree` by one that ends at the base commit; None when the files have no git history.
 
-    With the history of a bundle, the files of the base commit are written into the tree as well. `room` is an empty
+    With the history of a bundle, the files of the base commit are written into the tree as well. `scratch` is an empty
     folder on the same disk."""
     nested = _remove_nested(tree)
     facts, old = bundled, tree / ".git"
     if facts is None and not os.path.lexists(old):
         return None
     if facts is None:
-        moved = room / "old.git"
+        moved = scratch / "old.git"
         os.rename(old, moved)
         facts = None if moved.is_symlink() or not moved.is_dir() else read_repository(moved)
         if facts is None:
@@ -256,15 +258,15 @@ def truncate_history(
             return _empty_receipt([*nested, ".git"])
         for name in ("alternates", "http-alternates"):
             (facts.objects / "info" / name).unlink(missing_ok=True)
-    receipt = _rebuild(tree, facts, base_commit, room, limits, write_files=bundled is not None)
+    receipt = _rebuild(tree, facts, base_commit, scratch, limits, write_files=bundled is not None)
     receipt.nested_removed = nested
     return receipt
 
 
 def _rebuild(
-    tree: Path, facts: RepositoryFacts, base_commit: str, room: Path, limits: UnpackLimits, *, write_files: bool
+    tree: Path, facts: RepositoryFacts, base_commit: str, scratch: Path, limits: UnpackLimits, *, write_files: bool
 ) -> GitReceipt:
-    folder = room / "new.git"
+    folder = scratch / "new.git"
     new = _new_repository(folder, facts.branch, facts.sha256, limits)
     if facts.shallow:
         (folder / "shallow").write_text("".join(f"{line}\n" for line in facts.shallow))

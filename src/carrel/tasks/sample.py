@@ -43,7 +43,7 @@ def _is_workdir(path: str) -> str:
     return path.rstrip("/")
 
 
-class Ceilings(BaseModel):
+class SampleLimits(BaseModel):
     """The limits of a sample's sessions; the defaults are those of `Limits`."""
 
     model_config = ConfigDict(extra="forbid")
@@ -62,7 +62,7 @@ class Ceilings(BaseModel):
         return Limits(**self.model_dump(exclude_none=True))
 
 
-class Environment(BaseModel):
+class SampleEnvironment(BaseModel):
     """The environment of a sample's sessions."""
 
     model_config = ConfigDict(extra="forbid")
@@ -85,14 +85,14 @@ class Environment(BaseModel):
     """Let the set-up commands use the network, even if the sessions cannot."""
     network: bool = False
     env: dict[str, str] = {}
-    limits: Ceilings = Ceilings()
+    limits: SampleLimits = SampleLimits()
 
     def missing(self) -> list[str]:
         """The programs that this machine does not have."""
         return [program for program in self.programs if shutil.which(program, path=SYSTEM_PATH) is None]
 
 
-class Verify(BaseModel):
+class VerifySettings(BaseModel):
     """How a sample is judged."""
 
     model_config = ConfigDict(extra="forbid")
@@ -146,8 +146,8 @@ class Sample(BaseModel):
 
     files: Path | None = None
     """The folder, .tar.gz or git bundle whose content becomes the workdir; None is an empty workdir."""
-    environment: Environment = Environment()
-    verify: Verify = Verify()
+    environment: SampleEnvironment = SampleEnvironment()
+    verify: VerifySettings = VerifySettings()
 
     _known_content: tuple[Path | None, str] | None = PrivateAttr(default=None)
     """The files and their digest, once computed: they are assumed not to change while the sample is in memory."""

@@ -27,7 +27,7 @@ from carrel.tasks.importers.write import (
     write_settings,
 )
 from carrel.tasks.runner import in_parallel
-from carrel.tasks.sample import Environment, Sample, Verify
+from carrel.tasks.sample import Sample, SampleEnvironment, VerifySettings
 from carrel.tasks.verification.changes import Changes
 from carrel.tasks.verification.verifier import changes_of_patch, grade
 from carrel.wire.verification import Standing, TestReport, VerificationResult
@@ -265,7 +265,7 @@ async def import_history(
                 f"none of {len(candidates)} commits became a sample; {newest_reason(candidates, done)}{hint}"
             )
         for sample in made:
-            sample.files, sample.environment, sample.verify = BUNDLE, Environment(), Verify()
+            sample.files, sample.environment, sample.verify = BUNDLE, SampleEnvironment(), VerifySettings()
         write_settings(folder, {"name": into.name, **settings})
         write_samples(folder, made)
         done.samples = [sample.sample_id for sample in made]

@@ -13,7 +13,7 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 
 from carrel.tasks.git_history import Git, GitFailed
-from carrel.tasks.sample import Environment
+from carrel.tasks.sample import SampleEnvironment
 from carrel.tasks.verification.protected_files import RUNNER_FILES, TEST_FILES, TEST_FOLDERS, is_root_test
 
 TEST_SETTINGS = ("conftest.py", "pytest.ini", "jest.config.*", "vitest.config.*")
@@ -86,7 +86,7 @@ def with_layout(settings: Mapping[str, Any], git: Git, commit: str, tests: Itera
         return dict(settings)
     environment = dict(settings.get("environment") or {})
     env = dict(environment.get("env") or {})
-    workdir = environment.get("workdir") or Environment().workdir
+    workdir = environment.get("workdir") or SampleEnvironment().workdir
     if "PYTHONPATH" not in env and has_modules(_names(git, commit, "src/")):
         env["PYTHONPATH"] = f"{workdir}/src"
     options = str(env.get("PYTEST_ADDOPTS", ""))

@@ -35,7 +35,7 @@ class Executed:
             self.codes.setdefault(code.co_filename, []).append(code)
 
 
-class Comparison:
+class CodeComparison:
     """What the sample's test files compile to, and the functions that are in memory."""
 
     def __init__(self, executed: Executed) -> None:

@@ -48,26 +48,26 @@ class KnownFunctions:
         hidden = {name for each in kind.__mro__[1:] for name in vars(each)} | _OF_OBJECTS
         self._whole.append((kind, frozenset(hidden - set(vars(kind)))))
 
-    def add(self, owner: Any, place: str, names: Any) -> None:
+    def add(self, owner: Any, where: str, names: Any) -> None:
         for name in names:
             value = vars(owner).get(name)
             if value is not None:
-                self._hold(owner, place, name, value)
+                self._hold(owner, where, name, value)
 
     def add_builtins(self) -> None:
         self.add(sys.modules["builtins"], "builtins", _BUILTINS.split())
 
     def changed(self) -> str:
         """The name of the first function that was replaced; empty when there is none."""
-        for owner, place, name, value, function, code in self._held:
+        for owner, where, name, value, function, code in self._held:
             now = owner.__dict__.get(name)
             if now is not value:
                 if function is not None and plain_function(now) is function and function.__code__ is code:
                     continue  # It was restored, and is only bound in another way.
                 if not self.is_allowed(now):
-                    return place + "." + name
+                    return where + "." + name
             elif function is not None and function.__code__ is not code:
-                return place + "." + name
+                return where + "." + name
         for kind, hidden in self._whole:
             for name in vars(kind).keys() & hidden:
                 value = vars(kind)[name]
@@ -98,11 +98,11 @@ class KnownFunctions:
             return False
         file = function.__code__.co_filename
         installed = is_installed(file) and not file.startswith(self._runner)
-        return installed or may_change(file) or any(file.startswith(place) for place in self._trusted)
+        return installed or may_change(file) or any(file.startswith(where) for where in self._trusted)
 
-    def _hold(self, owner: Any, place: str, name: str, value: Any) -> None:
+    def _hold(self, owner: Any, where: str, name: str, value: Any) -> None:
         function = plain_function(value)
-        self._held.append((owner, place, name, value, function, getattr(function, "__code__", None)))
+        self._held.append((owner, where, name, value, function, getattr(function, "__code__", None)))
 
 
 def plain_function(value: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 from _pytest.assertion.rewrite import AssertionRewritingHook
 from carrel_canaries import find_lie
 from carrel_channel import HERE, enable_in_workers, is_xdist_worker, open_channel
-from carrel_comparison import Comparison, Executed, file_of, install_audit_hook, modules_of, test_modules
+from carrel_comparison import CodeComparison, Executed, file_of, install_audit_hook, modules_of, test_modules
 from carrel_known_functions import LATE, KnownFunctions, KnownTests, is_installed, may_change, plain_function
 
 _BEGUN, _WORKDIR = time.time(), os.getcwd() + os.sep
@@ -75,7 +75,7 @@ class _Watch:
         self._plugins = set()  # type: set[int]
         self._called = {}  # type: dict[int, Any]
         executed = Executed()
-        self._comparison = Comparison(executed)
+        self._comparison = CodeComparison(executed)
         self.traced_by = set()  # type: set[str]
         install_audit_hook(executed, self._comparison.workdir, self._comparison.theirs, self.traced_by)
         self._checked_modules = set()  # type: set[str]

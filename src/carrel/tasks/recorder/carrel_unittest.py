@@ -10,7 +10,7 @@ from unittest.runner import TextTestResult
 from unittest.suite import BaseTestSuite
 
 from carrel_channel import open_channel
-from carrel_comparison import Comparison, Executed, install_audit_hook, modules_of, test_modules
+from carrel_comparison import CodeComparison, Executed, install_audit_hook, modules_of, test_modules
 from carrel_known_functions import LATE, KnownFunctions, KnownTests, is_installed, may_change, plain_function
 
 _PYTHON = os.path.dirname(unittest.__file__)
@@ -110,7 +110,7 @@ def install() -> None:
     parts = KnownFunctions()
     tests = KnownTests(parts.is_allowed)
     executed, traced_by = Executed(), set[str]()
-    comparison = Comparison(executed)
+    comparison = CodeComparison(executed)
     install_audit_hook(executed, comparison.workdir, comparison.theirs, traced_by)
     kinds: dict[type, bool] = {}
 

@@ -17,7 +17,7 @@ from carrel.guest.sandbox.spec import HOME
 from carrel.tasks.environment import PreparedSample
 from carrel.tasks.sample import Sample
 from carrel.tasks.verification.changes import OverlayExecutor
-from carrel.tasks.verification.protected_files import START_FILES, Folder, Protection
+from carrel.tasks.verification.protected_files import START_FILES, Protection, SampleFolder
 from carrel.tasks.verification.recorder_log import (
     RECORDER_AT,
     RECORDER_FOLDER,
@@ -91,7 +91,7 @@ class WrittenFiles:
 class FileGuard:
     """The workspace as it was when the test command started."""
 
-    base: Folder
+    base: SampleFolder
     protection: Protection
     command: str
     before: Upper
@@ -132,14 +132,14 @@ class FileGuard:
 
 async def guard_files(executor: Executor, prepared: PreparedSample, protection: Protection) -> FileGuard | None:
     """None when the executor cannot list the changes in its workspace."""
-    base = Folder(prepared.workspace)
+    base = SampleFolder(prepared.workspace)
     before = await _overlay(executor, base)
     if before is None:
         return None
     return FileGuard(base, protection, prepared.sample.verify.command, before, await _start_files(executor))
 
 
-async def _overlay(executor: Executor, base: Folder) -> Upper | None:
+async def _overlay(executor: Executor, base: SampleFolder) -> Upper | None:
     return await executor.upper(base.folder) if isinstance(executor, OverlayExecutor) else None
 
 

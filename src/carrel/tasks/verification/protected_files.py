@@ -16,16 +16,26 @@ from typing import Any, Literal
 
 from carrel.tasks.sample import Sample
 
-TEST_TOOLS = ("pytest", "coverage", "tox", "nox", "cibuildwheel")
-LINT_TOOLS = ("ruff", "mypy", "pylint", "flake8", "pyright", "basedpyright", "bandit", "black", "isort", "ty")
-PACKAGE_KEYS = (
-    *("scripts", "jest", "mocha", "ava", "vitest", "tap", "nyc", "c8"),
-    *("eslintConfig", "wireit", "nx", "overrides", "resolutions", "pnpm", "babel", "jest-junit"),
-)
+_PATTERNS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("protected_patterns.toml").read_text("utf-8"))
+"""Explained in that file."""
+RUNNER_FILES: tuple[str, ...] = tuple(_PATTERNS["files_of_runners"])
+RUNNER_FOLDERS: tuple[str, ...] = tuple(_PATTERNS["folders_of_runners"])
+STEERING_FILES: tuple[str, ...] = tuple(_PATTERNS["steering_files"])
+START_FILES: tuple[str, ...] = tuple(_PATTERNS["start_files"])
+BUILD_SETTINGS: tuple[str, ...] = tuple(_PATTERNS["build_settings"])
+TEST_FOLDERS: tuple[str, ...] = tuple(_PATTERNS["test_folders"])
+TEST_FILES: tuple[str, ...] = tuple(_PATTERNS["test_files"])
+CODE: tuple[str, ...] = tuple(_PATTERNS["code"])
+BUILT: tuple[str, ...] = tuple(_PATTERNS["built_files"])
+BUILT_FOLDERS: tuple[str, ...] = tuple(_PATTERNS["built_folders"])
+LINTER_FILES: tuple[str, ...] = tuple(_PATTERNS["linter_files"])
+TEST_TOOLS: tuple[str, ...] = tuple(_PATTERNS["test_tools"])
+LINT_TOOLS: tuple[str, ...] = tuple(_PATTERNS["lint_tools"])
+RUNNERS: tuple[str, ...] = tuple(_PATTERNS["command_tools"])
+PACKAGE_KEYS: tuple[str, ...] = tuple(_PATTERNS["package_keys"])
+RUN_BY: dict[str, list[str]] = _PATTERNS["run_by"]
 _HEADER = re.compile(r"^\s*\[\[?\s*([^\]]*?)\s*\]")
 
-RUNNERS = ("hatch", "pdm", "poe", "taskipy", "poetry", "rye", "pixi")
-"""Programs whose settings can define commands of a project."""
 Guard = Callable[[str, str, tuple[str, ...]], str | None]
 
 
@@ -129,151 +139,6 @@ GUARDS: dict[str, Guard] = {
 }
 
 
-# Never source, whatever the sample: they steer the test runner, or are loaded by it automatically.
-RUNNER_FILES = (
-    "conftest.py",
-    "sitecustomize.py",
-    "usercustomize.py",
-    "pytest.ini",
-    ".pytest.ini",
-    "pytest.toml",
-    ".pytest.toml",
-    "tox.ini",
-    "noxfile.py",
-    ".coveragerc",
-    "pyvenv.cfg",
-    "*.pth",
-    "*.py[co]",
-    "jest.config.*",
-    "jest.setup.*",
-    "vitest.config.*",
-    "vitest.workspace.*",
-    ".mocharc*",
-    "karma.conf*",
-    "playwright.config.*",
-    "cypress.config.*",
-    ".nycrc*",
-    ".npmrc",
-    ".yarnrc*",
-    ".pnp.*",
-    "phpunit.xml*",
-    ".rspec",
-    "CTest*.cmake",
-    "go.work",
-    "rust-toolchain*",
-    "gradlew*",
-    "mvnw*",
-    ".gitattributes",
-    ".gitmodules",
-)
-RUNNER_FOLDERS = (
-    ".git",
-    "__pycache__",
-    "node_modules",
-    ".pytest_cache",
-    ".hypothesis",
-    ".tox",
-    ".nox",
-    ".venv",
-    ".eggs",
-    "*.egg-info",
-    "*.dist-info",
-    "site-packages",
-    "dist-packages",
-    ".cargo",
-    ".mvn",
-)
-STEERING_FILES = (
-    *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg"),
-    *("pyproject.toml", "jest.config.*", "jest.setup.*", "vitest.config.*", "vitest.workspace.*", ".mocharc*"),
-)
-"""Files that steer a test runner in their folder and below it, and that no honest run creates."""
-START_FILES = ("sitecustomize.py", "usercustomize.py", "*.pth")
-"""Files that Python loads when it starts."""
-# Tests and build results, by convention; files that the reference solution changes are source even so.
-BUILD_SETTINGS = (
-    "vite.config.*",
-    "babel.config.*",
-    ".babelrc*",
-    ".swcrc",
-    ".taprc*",
-    "ava.config.*",
-    "bunfig.toml",
-    "deno.json*",
-    ".pnpmfile.*",
-)
-"""They also define how tests are compiled and loaded."""
-TEST_FOLDERS = ("tests", "test", "__tests__", "spec", "specs", "testdata", "e2e")
-TEST_FILES = (
-    "test_*.py",
-    "*_test.py",
-    "tests.py",
-    "*_test.go",
-    "*.test.[cm][jt]s",
-    "*.test.[jt]s",
-    "*.test.[jt]sx",
-    "*.spec.[cm][jt]s",
-    "*.spec.[jt]s",
-    "*.spec.[jt]sx",
-    "*Test.java",
-    "*Tests.java",
-    "*Test.kt",
-    "*_spec.rb",
-    "*_test.rb",
-    "test_*.rb",
-    "*Test.php",
-    "*_test.rs",
-    "*_test.c",
-    "test_*.c",
-    "*_test.cc",
-    "*_test.cpp",
-    "test_*.cpp",
-    "*.bats",
-    "*.t",
-)
-CODE = (
-    *("*.py", "*.[jt]s", "*.[jt]sx", "*.[cm][jt]s", "*.go", "*.rs", "*.c", "*.h", "*.cc", "*.cpp", "*.hpp"),
-    *("*.java", "*.kt", "*.rb", "*.php", "*.sh", "*.bash", "*.pl", "*.lua"),
-)
-BUILT = ("*.o", "*.a", "*.so", "*.so.*", "*.dylib", "*.class", "*.jar", "*.lo", "*.gcda", "*.rlib", "*.wasm")
-BUILT_FOLDERS = ("target", "build", "dist", "venv", "coverage")
-RUN_BY = {
-    r"g?make|cmake|ctest|ninja|meson": (
-        *("Makefile", "makefile", "GNUmakefile", "*.mk", "CMakeLists.txt", "meson.build", "meson_options.txt"),
-    ),
-    r"mvnw?|gradlew?|ant|sbt": (
-        *("pom.xml", "*.gradle", "*.gradle.kts", "gradle.properties", "build.xml", "build.sbt"),
-    ),
-    "rake": ("Rakefile", "*.rake"),
-    "just": ("justfile", "Justfile", ".justfile"),
-    "task": ("Taskfile.y*ml",),
-    "invoke|inv": ("tasks.py",),
-    "grunt": ("Gruntfile.*",),
-    "gulp": ("gulpfile.*",),
-}
-"""Files that define how the tests are run, when the test command runs one of these programs."""
-LINTER_FILES = (
-    "ruff.toml",
-    ".ruff.toml",
-    ".flake8",
-    ".pylintrc",
-    "pylintrc",
-    "mypy.ini",
-    ".mypy.ini",
-    "pyrightconfig.json",
-    ".eslintrc*",
-    "eslint.config.*",
-    ".eslintignore",
-    "biome.json*",
-    ".golangci.*",
-    "clippy.toml",
-    ".clippy.toml",
-    ".shellcheckrc",
-    ".clang-tidy",
-    ".bandit",
-    ".semgrep*",
-    "sonar-project.properties",
-)
 _WRAPPERS = ("env", "exec", "time", "nice", "command", "xvfb-run", "!")
 _INTERPRETERS = r"(ba|da|z|k)?sh|python[\d.]*|node|deno|bun|ruby|perl|php|Rscript|lua|tclsh"
 _ELF = b"\x7fELF"
@@ -330,7 +195,7 @@ def is_root_test(path: str) -> bool:
     return "/" not in path and path.partition(".")[0].lower() in ("test", "tests") and _any((path,), CODE)
 
 
-class Folder:
+class SampleFolder:
     """The files that a sample starts with, on the host."""
 
     def __init__(self, folder: Path) -> None:
@@ -357,7 +222,9 @@ class Folder:
 class Protection:
     """Decides which paths are a sample's own and are not taken from a change."""
 
-    def __init__(self, sample: Sample, base: Folder, modules: Iterable[str] = (), files: Folder | None = None) -> None:
+    def __init__(
+        self, sample: Sample, base: SampleFolder, modules: Iterable[str] = (), files: SampleFolder | None = None
+    ) -> None:
         """`modules` are the modules of the sample's environment, without the standard library.
 
         `base` is the prepared workspace, `files` the sample's files; the other files in `base` come from the set-up."""
@@ -425,7 +292,7 @@ class Protection:
             return _any((name,), START_FILES) and self._base.kind("/".join(folders)) is not None
         if _any([part.lower() for part in folders], RUNNER_FOLDERS):
             return False
-        if _any((name,), START_FILES[:2]):
+        if name.endswith(".py") and _any((name,), START_FILES):
             return True
         return _any((name,), STEERING_FILES) and tuple(folders) in self._test_folders
 

@@ -26,7 +26,7 @@ from carrel.tasks.verification.changes import (
 )
 from carrel.tasks.verification.command import CommandRun, guard_files, run_command
 from carrel.tasks.verification.integrity import find_suspicious_uses
-from carrel.tasks.verification.protected_files import Folder, Protection, restore_test_settings
+from carrel.tasks.verification.protected_files import Protection, SampleFolder, restore_test_settings
 from carrel.tasks.verification.recorder_log import RECORDER_MODULES, recorder_mounts, write_manifest
 from carrel.tasks.verification.reports import grade_in
 from carrel.tasks.verification.verdict import is_satisfied, make_verdict
@@ -106,8 +106,8 @@ class Verifier:
         return result
 
     @cached_property
-    def _base(self) -> Folder:
-        return Folder(self.prepared.workspace)
+    def _base(self) -> SampleFolder:
+        return SampleFolder(self.prepared.workspace)
 
     @cached_property
     def _protection(self) -> Protection:
@@ -247,7 +247,7 @@ def infrastructure_failure(sample: Sample, problem: Exception) -> VerificationRe
 def protection_for(prepared: PreparedSample) -> Protection:
     """Which files are the sample's own."""
     modules = _site_modules(prepared.python_folders) | RECORDER_MODULES
-    return Protection(prepared.sample, Folder(prepared.workspace), modules, Folder(prepared.files.folder))
+    return Protection(prepared.sample, SampleFolder(prepared.workspace), modules, SampleFolder(prepared.files.folder))
 
 
 @lru_cache(maxsize=64)
