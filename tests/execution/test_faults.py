@@ -301,6 +301,33 @@ async def test_closed_while_it_is_forked() -> None:
         await fork.close()
 
 
+FORGED_SNAPSHOT = """
+import json, os, socket
+pidfd, (ours, theirs) = os.pidfd_open({pid}), socket.socketpair()
+body = json.dumps({{"op": "frozen", "pid": {pid}, "covers": 1, "fds": 2}}).encode()
+for name in os.listdir("/proc/self/fd"):
+    if os.path.exists(f"/proc/self/fd/{{name}}") and os.readlink(f"/proc/self/fd/{{name}}").startswith("socket:"):
+        end = socket.socket(fileno=os.dup(int(name)))
+        if end not in (ours, theirs):
+            try: socket.send_fds(end, [len(body).to_bytes(4, "big") + body], [theirs.fileno(), pidfd])
+            except OSError: pass
+theirs.close(), ours.close()
+os._exit(1)
+"""
+
+
+async def test_a_worker_cannot_have_the_host_signal_a_process_of_its_choice() -> None:
+    """Without a pid namespace it can open the pidfd of any process of its user."""
+    with subprocess.Popen(["sleep", "60"]) as bystander:
+        async with SubprocessExecutor(SubprocessConfig(sandbox="off")) as executor:
+            await executor.run("x = 1")
+            result = await executor.run(FORGED_SNAPSHOT.format(pid=bystander.pid))
+            assert result.error_type == "Crashed"
+            assert (await executor.run("1 + 1")).value == 2
+        assert bystander.poll() is None
+        bystander.kill()
+
+
 async def test_the_frozen_fork_is_killed_too(executor: SubprocessExecutor) -> None:
     await run_and_freeze(executor, "x = 5")
     os.kill(pid_of(session_of(executor)._frozen[1]), signal.SIGKILL)

@@ -176,7 +176,7 @@ print(zygote.sessions, Channel(ours).read()[0])
 """
 
 
-@pytest.mark.parametrize("said", ['{"step": "mount", "message": "missing"}\\n', '{"step": "mo', ""])
+@pytest.mark.parametrize("said", ['{"step": "mount", "message": "missing"}\\n', '{"step": "mo', '{"step": "mo\\n', ""])
 def test_one_that_ends_before_it_is_heard_is_told_as_failed_and_harms_nobody(said: str) -> None:
     done = subprocess.run([sys.executable, "-c", GONE, said], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

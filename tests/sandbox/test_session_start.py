@@ -1,4 +1,4 @@
-"""How init ends processes, where they end by themselves at the same moment; and itself, where something goes wrong."""
+"""The report of a start, and an init that fails."""
 
 from __future__ import annotations
 
@@ -8,28 +8,47 @@ from typing import Any
 import pytest
 
 from carrel.guest.sandbox import session_start
-from carrel.guest.sandbox.start_report import StartReport
+from carrel.guest.sandbox.start_report import StartReport, parse_report, read_report
 
 
-def test_a_report_that_nobody_hears_is_no_error() -> None:
+def test_a_report_without_a_reader_is_not_an_error() -> None:
     read, write = os.pipe()
     report = StartReport(write)
     os.close(read)
-    report.failed(ValueError("said to nobody"))
+    report.failed(ValueError("not read"))
     os.close(write)
 
 
-def test_a_report_that_was_left_to_another_writes_nowhere() -> None:
+def test_a_closed_report_writes_nothing() -> None:
     read, write = os.pipe()
     report = StartReport(os.dup(write))
     report.close()
-    report.failed(ValueError("said to whatever has its number"))
+    report.failed(ValueError("written to whatever has its number"))
     os.close(write)
     assert os.read(read, 100) == b""
     os.close(read)
 
 
-def test_an_init_that_fails_ends_and_does_not_go_on_as_who_forked_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("message", ["x" * 200_000, "\U0001f600" * 200_000, "short"])
+def test_a_report_of_any_length_fits_into_a_pipe_and_can_be_read(message: str) -> None:
+    read, write = os.pipe()
+    report = StartReport(write)
+    report.step("mount the home")
+    report.failed(OSError(5, message))
+    result = read_report(read)
+    assert (result["step"], result["errno"]) == ("mount the home", 5)
+    assert message[:100] in result["message"]
+    os.close(read)
+
+
+@pytest.mark.parametrize("line", [b"", b'{"ok": tr', b'{"ok": tr\n', b"[1]\n", b"\xff\n"])
+def test_no_report_and_an_unreadable_one_are_failures(line: bytes) -> None:
+    result = parse_report(line)
+    assert not result.get("ok")
+    assert result["message"]
+
+
+def test_an_init_that_fails_exits_and_does_not_continue_as_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise RuntimeError
 

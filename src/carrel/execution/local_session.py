@@ -21,6 +21,7 @@ from carrel.execution.output_pipes import Discard, OutputPipe, Sink, refuse_the_
 from carrel.execution.results import Ending, WorkerDied, told_ending
 from carrel.execution.zygote_client import Zygote
 from carrel.guest.channel import ChannelError
+from carrel.guest.processes import is_descendant, numbers_of
 from carrel.guest.sandbox.cgroups import hierarchies
 
 _SETTLES = 2.0
@@ -47,6 +48,8 @@ class LocalSession(LiveSession):
         """Set when init has told which process the worker is, or nobody will any more."""
         self._worker_dead = asyncio.Event()
         self._frozen: tuple[socket.socket, int, int] | None = None
+        self._pid_depth = 0
+        """In how many pid namespaces its processes have a number."""
         self._discard = Discard()
         self._memory_kills = MemoryKills()
 
@@ -181,6 +184,13 @@ class LocalSession(LiveSession):
         pid = record.get("pid")
         self._frozen = wake, fds[1], pid if type(pid) is int else 0
 
+    def _is_of_this_session(self, pidfd: int) -> bool:
+        """Whether a worker may have us signal this process. Without a pid namespace it can open any of its user's."""
+        numbers = numbers_of(pidfd)
+        if self.init is None or not numbers or len(numbers) != self._pid_depth:
+            return False
+        return self._pid_depth > 1 or is_descendant(numbers[0], self.init.pid)
+
     def _drop_frozen(self, why: str) -> None:
         self.unfrozen = why
         if self._frozen is not None:
@@ -192,6 +202,7 @@ class LocalSession(LiveSession):
     def _watch_worker(self, descriptor: int, pid: int) -> None:
         self._forget_worker()
         self._worker_fd, self._worker_pid = descriptor, pid
+        self._pid_depth = len(numbers_of(descriptor)) or self._pid_depth
         self._named.set()
         self._worker_dead.clear()
         self._loop.add_reader(descriptor, self._worker_gone)
@@ -245,6 +256,9 @@ class LocalSession(LiveSession):
         if self._frozen is None or not self.alive:
             return False
         wake, watched, pid = self._frozen
+        if not self._is_of_this_session(watched):
+            self._drop_frozen("the frozen fork is gone")
+            return False
         self._frozen = None
         self._broke = ""
         self._shared = True

@@ -77,6 +77,26 @@ def is_stopped(pid: int) -> bool:
     return _stat_fields(pid)[:1] in ([b"T"], [b"t"])
 
 
+def numbers_of(pidfd: int) -> list[int]:
+    """The numbers of the process behind a pidfd: in this process's pid namespace, then in each one below it that the
+    process is in. Empty when it is gone, or not visible from here."""
+    with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as file:
+        row = next((line.split()[1:] for line in file if line.startswith("NSpid:")), [])
+    return [int(number) for number in row if int(number) > 0]
+
+
+def is_descendant(pid: int, ancestor: int) -> bool:
+    """Whether a process is a child of another, or a child of such a child, and so on."""
+    while pid > 1:
+        fields = _stat_fields(pid)
+        if not fields:
+            return False
+        pid = int(fields[1])
+        if pid == ancestor:
+            return True
+    return False
+
+
 def descendants(pids: Iterable[int], table: ProcessTable) -> set[int]:
     """The children of these processes, their children, and so on."""
     found: set[int] = set()

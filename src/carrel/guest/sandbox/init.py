@@ -285,7 +285,7 @@ class Init:
     def permit_setns(self, pidfd: int, *, here: bool) -> None:
         """Let one process into the namespaces of a fork: here, or at the init above that its filter asks."""
         if here:
-            self.setns_guard.permitted.add(_pid_of(pidfd))
+            self.setns_guard.permitted.update(processes.numbers_of(pidfd)[:1])
         elif self.parent is not None:
             self.parent.request({"op": "permit"}, (pidfd,))
 
@@ -340,15 +340,6 @@ def _events(listener: int) -> int:
     poll = select.poll()
     poll.register(listener, select.POLLIN)
     return sum(event for _, event in poll.poll(0))
-
-
-def _pid_of(pidfd: int) -> int:
-    """The process number behind a pidfd, in our own pid namespace; -1 when the process is gone."""
-    with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as file:
-        for line in file:
-            if line.startswith("Pid:"):
-                return int(line.split()[1])
-    return -1
 
 
 def _kill_and_reap_all() -> None:
