@@ -1,4 +1,4 @@
-"""Stubs: typed, readable as Python, within their length, and good for every schema that public servers have."""
+"""Stubs are typed Python of limited length, for every tool of the public servers in bench/data."""
 
 import ast
 import json
@@ -20,7 +20,7 @@ PUBLIC = sorted((Path(__file__).parents[3] / "bench" / "data" / "mcp_tools").glo
 
 
 def public(path: Path) -> list[Tool]:
-    said = json.loads(path.read_text(encoding="utf-8"))["tools"]
+    definitions = json.loads(path.read_text(encoding="utf-8"))["tools"]
     return [
         Tool(
             name=f"{path.stem}.{one['name']}",
@@ -28,7 +28,7 @@ def public(path: Path) -> list[Tool]:
             parameters=parameters,
             positional=tuple(parameters["properties"]),
         )
-        for one, parameters in ((one, with_python_names(one["inputSchema"])[0]) for one in said)
+        for one, parameters in ((one, with_python_names(one["inputSchema"])[0]) for one in definitions)
     ]
 
 
@@ -79,12 +79,12 @@ def test_a_schema_as_a_python_type(schema: Any, written: str) -> None:
     assert python_type(schema, whole) == written
 
 
-def test_what_lies_deep_is_told_in_the_room_there_is() -> None:
+def test_deep_types_are_shortened() -> None:
     deep: dict[str, Any] = {"type": "string"}
     for level in range(8):
         deep = {"type": "object", "properties": {f"level_{level}_{name}": deep for name in "abc"}}
-    assert len(python_type(deep, room=240)) <= 240
-    assert python_type(deep, room=10) == "dict"
+    assert len(python_type(deep, longest=240)) <= 240
+    assert python_type(deep, longest=10) == "dict"
 
 
 CURL = Tool(
@@ -104,7 +104,7 @@ CURL = Tool(
 )
 
 
-def test_a_signature_is_how_python_calls_it() -> None:
+def test_signature_and_parameters() -> None:
     assert signature_of(CURL) == "(url: str, *, silent: bool = None, max_time: int = 30) -> str"
     assert [(one["name"], one["required"], one["default"]) for one in parameters_of(CURL)] == [
         ("url", True, None),
@@ -113,7 +113,7 @@ def test_a_signature_is_how_python_calls_it() -> None:
     ]
 
 
-def test_those_that_need_no_name_come_first_and_of_them_the_required() -> None:
+def test_positional_and_required_parameters_come_first() -> None:
     properties = {name: {"type": "string"} for name in ("a", "b", "c", "d")}
     schema = {"type": "object", "properties": properties, "required": ["b", "d"]}
     assert signature_of(Tool(name="x", parameters=schema, positional=("a", "b", "c"))) == (
@@ -122,7 +122,7 @@ def test_those_that_need_no_name_come_first_and_of_them_the_required() -> None:
     assert signature_of(Tool(name="x", parameters=schema)) == "(*, b: str, d: str, a: str = None, c: str = None)"
 
 
-def test_a_stub_says_as_much_as_is_wanted() -> None:
+def test_levels_of_docs() -> None:
     signature = "(url: str, *, silent: bool = None, max_time=30) -> str"
     assert stub(CURL, "curl", "none") == f"def curl{signature}: ..."
     assert stub(CURL, "curl", "line") == f'def curl{signature}: "Make HTTP requests"'
@@ -132,7 +132,7 @@ def test_a_stub_says_as_much_as_is_wanted() -> None:
     )
 
 
-def test_what_lies_in_a_parameter_is_told_below_it_by_its_own_name() -> None:
+def test_parts_of_a_parameter_are_in_the_docstring() -> None:
     page = {"type": "object", "properties": {"size": {"description": "How many"}, "at": {"description": "Where"}}}
     query = {"type": "object", "description": "All", "properties": {"page": page, "text": {"description": "What"}}}
     tool = Tool(name="find", description="Find.", parameters={"type": "object", "properties": {"query": query}})
@@ -148,50 +148,28 @@ def hub(name: str, **parameters: dict[str, Any]) -> Tool:
 REPO = {"type": "string", "description": "Which repository"}
 
 
-def test_what_many_say_alike_is_said_once() -> None:
-    tools = [hub(name, repo=REPO) for name in ("get", "put", "cut")]
+def test_a_group_is_a_class() -> None:
+    tools = [hub(name, repo=REPO) for name in ("get", "put")]
     assert group_stub("hub", [(tool, "all") for tool in tools]).splitlines() == [
         "class hub:",
-        " repo: str # Which repository",
-        ' def get(repo): "get"',
-        ' def put(repo): "put"',
-        ' def cut(repo): "cut"',
+        " def get(repo: str # Which repository",
+        ' ): "get"',
+        " def put(repo: str # Which repository",
+        ' ): "put"',
+    ]
+    assert group_stub("hub", [(tools[0], "line"), (tools[1], "name")]).splitlines() == [
+        "class hub:",
+        ' def get(repo: str): "get"',
+        " # and put",
     ]
 
 
-@pytest.mark.parametrize(
-    ("other", "written"),
-    [
-        ({"type": "string", "description": "Another thing"}, "repo: str # Another thing\n "),
-        ({"type": "integer", "description": "Which repository"}, "repo: int # Which repository\n "),
-        ({"type": "string"}, "repo: str"),
-        ({}, "repo: Any"),
-    ],
-)
-def test_a_parameter_that_means_something_else_says_so(other: dict[str, Any], written: str) -> None:
-    tools = [hub("get", repo=REPO), hub("put", repo=REPO), hub("odd", repo=other)]
-    page = group_stub("hub", [(tool, "all") for tool in tools])
-    assert "\n repo: str # Which repository\n def get(repo): " in page
-    assert f" def odd({written}): " in page
-
-
-def test_a_default_says_its_type_unless_its_class_says_another() -> None:
+def test_a_default_replaces_its_type() -> None:
     count = {"type": "integer", "default": 5}
     tool = Tool(name="hub.odd", parameters={"type": "object", "properties": {"n": count, "m": {"type": "number"}}})
     assert stub(tool, "odd") == "def odd(*, n=5, m: float = None): ..."
     half = Tool(name="hub.half", parameters={"type": "object", "properties": {"n": {"type": "number", "default": 5}}})
     assert stub(half, "half") == "def half(*, n: float = 5): ..."
-    text = {"type": "string", "description": "What to look for, in words"}
-    page = group_stub("hub", [(hub("get", n=text), "all"), (hub("put", n=text), "all"), (tool, "all")])
-    assert "def odd(*, n: int = 5, m: float = None)" in page
-
-
-def test_a_tool_with_a_line_leans_on_its_class_only_for_what_is_the_same() -> None:
-    whole = [(hub(name, repo=REPO), "all") for name in ("get", "put")]
-    briefly = [(hub("cut", repo=REPO), "line"), (hub("odd", repo={"type": "string"}), "line")]
-    page = group_stub("hub", [*whole, *briefly])  # type: ignore[list-item]
-    assert "def cut(repo): " in page
-    assert "def odd(repo: str): " in page
 
 
 @pytest.mark.parametrize(
@@ -219,14 +197,14 @@ def test_the_stubs_of_public_servers_are_python(path: Path, docs: Any) -> None:
     assert len([node for node in group.body if isinstance(node, ast.FunctionDef)]) == len(tools)
 
 
-def spoken(node: Any) -> list[str]:
+def descriptions(node: Any) -> list[str]:
     """Every description in a schema."""
     if isinstance(node, list):
-        return [text for item in node for text in spoken(item)]
+        return [text for item in node for text in descriptions(item)]
     if not isinstance(node, dict):
         return []
     own = [node["description"]] if isinstance(node.get("description"), str) else []
-    return own + [text for item in node.values() for text in spoken(item)]
+    return own + [text for item in node.values() for text in descriptions(item)]
 
 
 def closed(text: str) -> str:
@@ -234,7 +212,7 @@ def closed(text: str) -> str:
 
 
 def read(stubs: str) -> str:
-    """What whoever reads them sees: the source with its comments, and the docstrings without their escapes."""
+    """Return what a reader sees: the source with its comments, and the docstrings without their escapes."""
     docs = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(stubs)) if isinstance(node, ast.FunctionDef)]
     return closed("".join([stubs, *docs]).replace("'''", '"""'))
 
@@ -251,7 +229,7 @@ def test_all_prose_of_public_servers_is_in_their_stubs(path: Path) -> None:
     tools = public(path)
     written = read(group_stub(path.stem, [(tool, "all") for tool in tools]))
     for tool in tools:
-        for text in (tool.description, *spoken(tool.parameters)):
+        for text in (tool.description, *descriptions(tool.parameters)):
             for sentence in (one for line in text.splitlines() for one in re.split(r"(?<=[.;])\s", line)):
                 if closed(sentence) not in written:
                     left = [closed(part) for part in SIGNATURE_SAYS.sub("\n", sentence.strip()).split("\n")]
@@ -273,8 +251,8 @@ def named_within(schema: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", PUBLIC, ids=lambda path: path.stem)
-def test_all_that_lies_in_a_parameter_is_named(path: Path) -> None:
-    """A type that is too long is `dict` in the signature; then what lies in it is told below."""
+def test_all_parts_of_parameters_are_named(path: Path) -> None:
+    """A type that is too long is `dict` in the signature, and its parts are in the docstring."""
     for tool in public(path):
         written = stub(tool, "f")
         for inner in tool.parameters["properties"].values():
@@ -284,26 +262,26 @@ def test_all_that_lies_in_a_parameter_is_named(path: Path) -> None:
 def test_stubs_cost_a_fraction_of_the_json() -> None:
     """In characters, which any machine can count; bench/describing.py counts tokens."""
     assert len(EVERYTHING) > 100
-    said = sum(
+    size = sum(
         len(json.dumps(json.loads(path.read_text(encoding="utf-8"))["tools"], ensure_ascii=False)) for path in PUBLIC
     )
     costs = {
         docs: sum(len(group_stub(path.stem, [(tool, docs) for tool in public(path)])) for path in PUBLIC)
         for docs in ("all", "line")
     }
-    assert costs["all"] < 0.45 * said
-    assert costs["line"] < 0.12 * said
+    assert costs["all"] < 0.48 * size
+    assert costs["line"] < 0.125 * size
 
 
 @given(st.integers(0, 30_000), st.lists(st.sampled_from([tool.name for tool in SOME]), max_size=5, unique=True))
-def test_a_page_keeps_its_length_and_is_python(limit: int, ranked: list[str]) -> None:
+def test_a_page_is_python_and_not_too_long(limit: int, ranked: list[str]) -> None:
     page = describe(SOME, limit, ranked)
     assert len(page) <= limit
     if len(page) > 200:
         ast.parse(page)
 
 
-def test_what_fits_the_task_is_shown_whole_and_first() -> None:
+def test_tools_that_match_the_task_are_first() -> None:
     page = describe(EVERYTHING, 8000, ["github.create_issue", "slack.slack_post_message"])
     assert page.splitlines()[2] == "class github:"
     assert "Create a new issue in a GitHub repository" in page
@@ -311,13 +289,13 @@ def test_what_fits_the_task_is_shown_whole_and_first() -> None:
     assert page.endswith("tools.search('what for'), tools.list()\n")
 
 
-def test_everything_is_shown_whole_when_there_is_room() -> None:
+def test_everything_is_shown_if_it_fits() -> None:
     few = EVERYTHING[:3]
     page = describe(few, 100_000)
     assert page.split("\n", 2)[2].strip() == group_stub(few[0].name.partition(".")[0], [(one, "all") for one in few])
 
 
-def test_hostile_prose_stays_prose() -> None:
+def test_descriptions_cannot_end_their_docstring() -> None:
     evil = Tool(
         name="a",
         description='end""" \nimport os\\',
@@ -328,6 +306,6 @@ def test_hostile_prose_stays_prose() -> None:
         assert isinstance(node, ast.FunctionDef)
 
 
-def test_an_odd_name_of_a_parameter_breaks_no_page() -> None:
+def test_any_name_of_a_parameter() -> None:
     odd = Tool(name="a", parameters={"type": "object", "properties": {"x-y": {}, "class": {}, "1": {}}})
     ast.parse(stub(odd, "a", "none"))
