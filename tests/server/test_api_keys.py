@@ -12,8 +12,7 @@ import httpx
 import pytest
 
 from carrel.errors import ApiKeyNotFound, ConfigurationError
-from carrel.server.api_keys import ApiKeys, open_keys
-from carrel.server.auth import AuthMiddleware
+from carrel.server.auth import ApiKeys, AuthMiddleware, open_keys
 from carrel.server.settings import ServerSettings
 from carrel.storage.base import Expected, Guard, Stamp
 from carrel.storage.memory import MemoryStore

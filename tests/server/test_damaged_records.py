@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.server.api_keys import open_keys
+from carrel.server.auth import open_keys
 from tests.server.conftest import NewServer
 from tests.support.server_process import create_session, run_command
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from carrel.server.api_keys import ApiKeys
 from carrel.server.app import create_app
+from carrel.server.auth import ApiKeys
 from carrel.server.session_manager import SessionManager
 from carrel.session import MemoryStorage
 from carrel.tasks.dataset import Datasets

@@ -7,7 +7,7 @@ import time
 import httpx
 import pytest
 
-from carrel.server.idempotency import FOLDER, MAX_AGE, AnswerStore, KeptAnswer
+from carrel.server.records import ANSWERS, MAX_ANSWER_AGE, AnswerStore, KeptAnswer
 from carrel.storage.base import Stamp
 from carrel.storage.memory import MemoryStore
 from tests.server.conftest import NewServer
@@ -33,32 +33,32 @@ class AgedStore(MemoryStore):
 async def test_an_answer_ends_after_a_day() -> None:
     store = AgedStore()
     answers = AnswerStore(store)
-    await answers.keep("s", "old", an_answer(age=MAX_AGE + 1))
+    await answers.keep("s", "old", an_answer(age=MAX_ANSWER_AGE + 1))
     await answers.keep("s", "new", an_answer())
     assert await answers.get("s", "old") is None
     assert await answers.get("s", "new") is not None
-    store.ages[f"{FOLDER}/s/old"] = MAX_AGE + 1
+    store.ages[f"{ANSWERS}/s/old"] = MAX_ANSWER_AGE + 1
     await answers.sweep()
-    assert await store.list(FOLDER) == [f"{FOLDER}/s/new"]
+    assert await store.list(ANSWERS) == [f"{ANSWERS}/s/new"]
 
 
 async def test_all_answers_together_have_a_maximal_size() -> None:
     store = AgedStore()
-    answers = AnswerStore(store, max_total=100_000)
+    answers = AnswerStore(store, max_bytes=100_000)
     for number in range(100):
         await answers.keep("s", str(number), an_answer(size=10_000))
-        store.ages = {f"{FOLDER}/s/{other}": number - other for other in range(number + 1)}
-        sizes = [stamp.size for stamp in (await store.scan(FOLDER)).values()]
+        store.ages = {f"{ANSWERS}/s/{other}": number - other for other in range(number + 1)}
+        sizes = [stamp.size for stamp in (await store.scan(ANSWERS)).values()]
         assert sum(sizes) <= 150_000
     await answers.sweep()
-    left = {int(key.rpartition("/")[2]) for key in await store.list(FOLDER)}
+    left = {int(key.rpartition("/")[2]) for key in await store.list(ANSWERS)}
     assert left == set(range(100 - len(left), 100)), "the newest are left"
     assert 5 <= len(left) <= 10
 
 
 async def test_a_damaged_answer_is_as_if_it_were_not_there(caplog: pytest.LogCaptureFixture) -> None:
     store = MemoryStore()
-    await store.put(f"{FOLDER}/s/a", b'{"content": 1}')
+    await store.put(f"{ANSWERS}/s/a", b'{"content": 1}')
     assert await AnswerStore(store).get("s", "a") is None
     assert "damaged" in caplog.text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +18,7 @@ from carrel.server.hosted_session import OpenWorkspace
 from carrel.server.records import RecordStore, now
 from carrel.server.session_manager import SessionManager
 from carrel.server.settings import ServerSettings
-from carrel.session import FileStorage, MemoryStorage, Session
+from carrel.session import FileStorage, MemoryStorage, RedisStorage, Session
 from carrel.tasks.dataset import Datasets
 from carrel.wire.answers import Interaction
 from carrel.wire.requests import CreateSession, ForkSession, RunCommand
@@ -303,3 +304,31 @@ async def test_a_command_is_stopped(manager: SessionManager) -> None:
     assert (await hosted.wait(Interaction, done.interaction_id, 30)).stdout == "0\n"
     again = await manager.cancel("ann", session, Interaction, done.interaction_id)
     assert again.status == "completed", "one that has ended stays as it is"
+
+
+async def test_a_server_on_redis(redis_url: str, datasets: Datasets, tmp_path: Path) -> None:
+    """Everything that a folder keeps, and a second process that would be refused."""
+    settings = ServerSettings(cache=tmp_path / "cache", retention=timedelta(0))
+    async with RedisStorage(redis_url, f"server-{os.urandom(4).hex()}") as storage:
+        first = SessionManager(storage, datasets, settings)
+        await first.start()
+        session = await create(first, request_id="1" * 64)
+        assert (await first.create("ann", CreateSession(), "1" * 64)).session_id == session
+        begun = await first.start_command("ann", session, RunCommand(command="echo kept; echo > new"), None)
+        done = await first.wait("ann", session, Interaction, begun.interaction_id, 30)
+        assert (await first.trace("ann", session, 0, 10)).lines[0].model_dump()["name"] == "echo kept; echo > new"
+        await first.shutdown()
+        second = SessionManager(storage, datasets, replace(settings, retention=None))
+        await second.start()
+        assert (await second.get("ann", session)).status == "terminated"
+        assert await second.wait("ann", session, Interaction, begun.interaction_id) == done
+        assert [change.path for change in (await second.diff("ann", session)).changes] == ["new"]
+        listed = await second.records.list_sessions("ann", "terminated", page=1, page_size=10, cursor=None)
+        assert (listed.total_count, [each.session_id for each in listed.sessions]) == (1, [session])
+        await second.shutdown()
+        third = SessionManager(storage, datasets, settings)
+        await third.start()
+        await third.sweep()
+        assert await storage.store.list("server") == []
+        assert await storage.store.list("sessions") == []
+        await third.shutdown()

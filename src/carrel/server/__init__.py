@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 from carrel.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from carrel.server.api_keys import SCOPES as SCOPES
-    from carrel.server.api_keys import ApiKey as ApiKey
-    from carrel.server.api_keys import KeyScope as KeyScope
-    from carrel.server.api_keys import open_keys as open_keys
     from carrel.server.app import serve as serve_http
+    from carrel.server.auth import SCOPES as SCOPES
+    from carrel.server.auth import ApiKey as ApiKey
+    from carrel.server.auth import KeyScope as KeyScope
+    from carrel.server.auth import open_keys as open_keys
     from carrel.server.mcp.http import serve_http as serve_mcp_http
     from carrel.server.mcp.server import serve_stdio as serve_mcp_stdio
     from carrel.server.settings import ServerSettings as ServerSettings
@@ -27,10 +27,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "SCOPES": ("carrel.server.api_keys", "SCOPES"),
-    "ApiKey": ("carrel.server.api_keys", "ApiKey"),
-    "KeyScope": ("carrel.server.api_keys", "KeyScope"),
-    "open_keys": ("carrel.server.api_keys", "open_keys"),
+    "SCOPES": ("carrel.server.auth", "SCOPES"),
+    "ApiKey": ("carrel.server.auth", "ApiKey"),
+    "KeyScope": ("carrel.server.auth", "KeyScope"),
+    "open_keys": ("carrel.server.auth", "open_keys"),
     "ServerSettings": ("carrel.server.settings", "ServerSettings"),
     "serve_http": ("carrel.server.app", "serve"),
     "serve_mcp_http": ("carrel.server.mcp.http", "serve_http"),

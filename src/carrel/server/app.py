@@ -10,12 +10,10 @@ from fastapi import APIRouter, FastAPI
 
 from carrel.errors import ConfigurationError
 from carrel.execution import temp_dirs
-from carrel.server.api_keys import ApiKeys
-from carrel.server.auth import AuthMiddleware
+from carrel.server.auth import ApiKeys, AuthMiddleware
 from carrel.server.dependencies import add_error_handlers
-from carrel.server.idempotency import IdempotencyMiddleware
 from carrel.server.listener import Listener, bind, is_loopback, url_of
-from carrel.server.middleware import BodyLimitMiddleware, EdgeMiddleware, Metrics
+from carrel.server.middleware import BodyLimitMiddleware, EdgeMiddleware, IdempotencyMiddleware, Metrics
 from carrel.server.responses import PREFIX
 from carrel.server.routes import datasets, sessions, workspace
 from carrel.server.session_manager import SessionManager

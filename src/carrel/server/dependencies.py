@@ -33,7 +33,7 @@ from carrel.errors import (
     StorageError,
     TooManySessions,
 )
-from carrel.server.api_keys import ApiKey
+from carrel.server.auth import ApiKey
 from carrel.server.middleware import Metrics
 from carrel.server.records import now
 from carrel.server.session_manager import SessionManager

@@ -1,7 +1,10 @@
-"""The outermost layers of the app: metrics, security headers, and the size of request bodies."""
+"""The layers around the routes: metrics, security headers, the size of request bodies, and idempotent POSTs."""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import re
 import time
 from collections.abc import Callable
 
@@ -10,8 +13,13 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from carrel.errors import RequestRefused
-from carrel.server.responses import PREFIX, send_error
+from carrel.server.auth import ApiKey
+from carrel.server.records import AnswerStore, KeptAnswer, session_id_from
+from carrel.server.responses import PREFIX, send_error, send_json
 
+_MAX_ANSWER = 1024 * 1024
+"""Bytes of an answer that is kept; a larger one is not."""
+_SESSION_ID = re.compile(r"[\w.-]{1,200}")
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -128,3 +136,100 @@ class BodyLimitMiddleware:
 
     async def _refuse(self, send: Send) -> None:
         await send_error(send, 413, BodyTooLarge(self._limit).detail, RequestRefused)
+
+
+class IdempotencyMiddleware:
+    """Keeps answers with a status of 2xx. The ids of what a request creates are derived from its key.
+
+    `scope["state"]["request_id"]` has the name that such ids begin with: a command that was begun is found by it, also
+    if its answer was not kept."""
+
+    def __init__(self, app: ASGIApp, answers: AnswerStore) -> None:
+        self._app = app
+        self._answers = answers
+        self._running: dict[str, asyncio.Event] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope.get("headers", ()))
+        given = headers.get(b"idempotency-key", b"")
+        if scope["type"] != "http" or scope["method"] != "POST" or not given or "key" not in scope.get("state", {}):
+            await self._app(scope, receive, send)
+            return
+        body = await _read_body(receive)
+        if body is None:
+            return
+        key: ApiKey = scope["state"]["key"]
+        # The limits are part of the name, so that no key gets an answer that it could not get by itself.
+        name = _digest(key.name, scope["path"], given, *([key.limits] if key.limits else []))
+        content = _digest(scope.get("query_string", b""), body)
+        while (running := self._running.get(name)) is not None:
+            await running.wait()
+        self._running[name] = done = asyncio.Event()
+        scope["state"]["request_id"] = name
+        session_id = _session_of(scope["path"], name)
+        try:
+            kept = await self._answers.get(session_id, name)
+            if kept is None:
+                await self._answer(session_id, name, content, scope, body, receive, send)
+            elif kept.content != content:
+                await send_error(send, 422, "this Idempotency-Key was used for another request", RequestRefused)
+            else:
+                await send_json(send, kept.status, kept.body, [(b"idempotent-replayed", b"true")])
+        finally:
+            del self._running[name]
+            done.set()
+
+    async def _answer(
+        self, session_id: str, name: str, content: str, scope: Scope, body: bytes, receive: Receive, send: Send
+    ) -> None:
+        status, sent, is_json, was_read = 0, bytearray(), False, False
+
+        async def receive_again() -> Message:
+            nonlocal was_read
+            if was_read:
+                return await receive()
+            was_read = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send_and_keep(message: Message) -> None:
+            nonlocal status, is_json
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                is_json = dict(message.get("headers", ())).get(b"content-type", b"").startswith(b"application/json")
+            elif len(sent) <= _MAX_ANSWER:
+                sent.extend(message.get("body", b""))
+            is_last = message["type"] == "http.response.body" and not message.get("more_body")
+            if is_last and 200 <= status < 300 and is_json and len(sent) <= _MAX_ANSWER:
+                # Before it is sent: a client that has seen the answer may rely on it.
+                await self._answers.keep(session_id, name, KeptAnswer(content, status, bytes(sent), time.time()))
+            await send(message)
+
+        await self._app(scope, receive_again, send_and_keep)
+
+
+def _session_of(path: str, request_id: str) -> str:
+    """Return the session that a POST is about: the one in its path, or the one that it creates."""
+    parts = path.removeprefix(PREFIX).strip("/").split("/")
+    if parts[0] == "sessions" and parts[1:2] and parts[2:] != ["fork"]:
+        return parts[1] if _SESSION_ID.fullmatch(parts[1]) and parts[1].strip(".") else "unknown"
+    return session_id_from(request_id)
+
+
+async def _read_body(receive: Receive) -> bytes | None:
+    """Return the body, or None if the client has disconnected."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+def _digest(*parts: str | bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        raw = part.encode() if isinstance(part, str) else part
+        digest.update(len(raw).to_bytes(8, "big") + raw)
+    return digest.hexdigest()

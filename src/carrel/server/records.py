@@ -1,10 +1,11 @@
-"""RecordStore: what a server remembers of its sessions, as objects and logs in a Store.
+"""What a server remembers, as objects and logs in a Store: the records of its sessions, and answers to POSTs.
 
     server/sessions/<id>/record.json        the session as it is now
     server/sessions/<id>/log.jsonl          everything that happened in it: commands, verdicts, runs, changes of state
     server/sessions/<id>/diff.json          what it had changed when it ended
     server/sessions/<id>/<job>/…            the complete output of a verification
     server/live/<server>/<id>               a session that this server has created and not ended
+    server/answers/<session>/<name>         the answer to a POST with an Idempotency-Key
     server/lists/<user>/<list>/<day>.<n>.jsonl   ids of sessions; see `SessionLists`
     sessions/<id>/                          conversation and trace
 
@@ -12,18 +13,21 @@ Nothing is read at the start but the list of live sessions; everything else is r
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import logging
 import re
+import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import orjson
 from pydantic import BaseModel
 
 from carrel.errors import SessionExists, StorageError
-from carrel.server.logs import json_object, parse_lines
 from carrel.server.session_lists import SessionLists
 from carrel.storage.base import MISSING, Block, Store
 from carrel.wire.answers import (
@@ -40,12 +44,18 @@ from carrel.wire.verification import Job
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Operation = Interaction | Job
 EventKind = Literal["session", "interaction", "job", "run", "file", "checkpoint", "rewind", "approval"]
 
 _OLD_LOG = "server/sessions.jsonl"
 """Where versions up to 0.1 kept all sessions."""
 _ID = re.compile(r"[\w.-]{1,200}")
+ANSWERS = "server/answers"
+MAX_ANSWER_AGE = 24 * 3600.0
+"""Seconds for which the answer to a POST with an Idempotency-Key is kept."""
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+"""Bytes of all such answers in the store; when there are more, the oldest are deleted."""
 _INDEXED_SESSIONS = 200
 """Sessions for which it is remembered where in their log each operation is."""
 
@@ -171,7 +181,7 @@ class RecordStore:
     async def delete_session(self, record: SessionRecord) -> None:
         """Remove everything that is known of a session; lists that name it are cleaned by `SessionLists.sweep`."""
         id_ = record.session_id
-        for key in (f"sessions/{id_}", f"server/answers/{id_}", f"{self._live}/{id_}", _folder(id_)):
+        for key in (f"sessions/{id_}", f"{ANSWERS}/{id_}", f"{self._live}/{id_}", _folder(id_)):
             await self.store.delete(key)
         self._operation_index.pop(id_, None)
         self._unwritten.pop(id_, None)
@@ -307,6 +317,101 @@ class RecordStore:
                 if not record.is_live:
                     await self._save(record)
         await self.store.delete(_OLD_LOG)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAnswer:
+    """The answer to a POST."""
+
+    content: str
+    """The digest of the request."""
+    status: int
+    body: bytes
+    created_at: float
+    """Seconds since the epoch."""
+
+    def to_json(self) -> bytes:
+        body = base64.b64encode(self.body).decode("ascii")
+        return orjson.dumps(
+            {"content": self.content, "status": self.status, "body": body, "created_at": self.created_at}
+        )
+
+    @classmethod
+    def from_json(cls, data: bytes) -> KeptAnswer:
+        fields = json_object(data)
+        body = base64.b64decode(fields["body"])
+        return cls(str(fields["content"]), int(fields["status"]), body, float(fields["created_at"]))
+
+
+class AnswerStore:
+    """The answers of the last day in a Store, one object each: `server/answers/<session>/<name>`.
+
+    They are deleted with the session, after a day, and when all of them together are too large."""
+
+    def __init__(self, store: Store, *, max_bytes: int = MAX_ANSWER_BYTES) -> None:
+        self._store = store
+        self._max_bytes = max_bytes
+        self._unswept = 0
+        """Bytes written since the last sweep."""
+        self._sweeping = asyncio.Lock()
+
+    async def get(self, session_id: str, name: str) -> KeptAnswer | None:
+        """Return the answer, unless it is too old or damaged."""
+        data = await self._store.get(_answer_key(session_id, name))
+        if data is None:
+            return None
+        try:
+            answer = KeptAnswer.from_json(data)
+        except (ValueError, KeyError, TypeError) as problem:
+            logger.warning("%s is damaged and ignored: %s", _answer_key(session_id, name), problem)
+            return None
+        return answer if answer.created_at > time.time() - MAX_ANSWER_AGE else None
+
+    async def keep(self, session_id: str, name: str, answer: KeptAnswer) -> None:
+        data = answer.to_json()
+        await self._store.put(_answer_key(session_id, name), data)
+        self._unswept += len(data)
+        if self._unswept > self._max_bytes // 4 and not self._sweeping.locked():
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        """Delete the answers that are too old, and the oldest of too many."""
+        async with self._sweeping:
+            self._unswept = 0
+            oldest = time.time() - MAX_ANSWER_AGE
+            total = 0
+            found = await self._store.scan(ANSWERS)
+            for key, stamp in sorted(found.items(), key=lambda item: item[1].modified, reverse=True):
+                total += stamp.size
+                if total > self._max_bytes or stamp.modified < oldest:
+                    await self._store.delete(key)
+
+
+def session_id_from(request_id: str) -> str:
+    """Return the id of the session that a request creates."""
+    return request_id[:32]
+
+
+def parse_lines(log: str, block: Block, parse: Callable[[bytes], T]) -> Iterator[tuple[int, T]]:
+    """The records of a block with their numbers; one that cannot be parsed is reported and left out."""
+    for number, line in enumerate(block.records, block.first_seq):
+        try:
+            yield number, parse(line)
+        except (ValueError, KeyError, TypeError) as problem:
+            reason = str(problem).partition("\n")[0][:200] or type(problem).__name__
+            logger.warning("%s, line %d is damaged and ignored: %s", log, number, reason)
+
+
+def json_object(line: bytes) -> dict[str, Any]:
+    """The line as a JSON object, else ValueError."""
+    data = orjson.loads(line)
+    if not isinstance(data, dict):
+        raise ValueError("expected a JSON object")
+    return data
+
+
+def _answer_key(session_id: str, name: str) -> str:
+    return f"{ANSWERS}/{session_id}/{name}"
 
 
 def _folder(session_id: str) -> str:

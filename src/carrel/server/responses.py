@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import orjson
-from starlette.types import Send
+
+if TYPE_CHECKING:
+    from starlette.types import Send
 
 PREFIX = "/api/v1"
 Headers = Sequence[tuple[bytes, bytes]]

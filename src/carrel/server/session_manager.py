@@ -36,8 +36,7 @@ from carrel.server.hosted_session import (
     read_diff,
     require_operation,
 )
-from carrel.server.idempotency import AnswerStore, session_id_from
-from carrel.server.records import RecordStore, now
+from carrel.server.records import AnswerStore, RecordStore, now, session_id_from
 from carrel.server.settings import ServerSettings
 from carrel.session import Session, StorageBackend
 from carrel.storage.base import Lock

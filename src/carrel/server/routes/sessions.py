@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.exceptions import HTTPException
 
-from carrel.server.api_keys import ApiKey
+from carrel.server.auth import ApiKey
 from carrel.server.dependencies import (
     EVENT_STREAM,
     MAX_WAIT,
