@@ -22,7 +22,7 @@ async def test_an_error_is_a_result(session: Session) -> None:
     assert "1/0" in (result.error or "")
 
 
-async def test_a_tool_from_inside(session: Session) -> None:
+async def test_a_tool_called_by_code(session: Session) -> None:
     result = await session.run("tools.echo.say(words='good morning')")
     assert result.value == "good morning\n", result.error
 
@@ -54,27 +54,27 @@ async def test_a_workflow_by_name_by_attribute_and_by_invoke(session: Session) -
 
 async def test_a_workflow_that_calls_a_tool_and_another_workflow(session: Session) -> None:
     source = "async def run(n: int) -> str:\n    return tools.echo.say(words=str(workflows.double(n))).strip()\n"
-    made = await session.add_workflow("told", source, "Doubles and says it")
-    assert made["description"] == "Doubles and says it"
-    result = await session.run("workflows.told(21)")
+    made = await session.add_workflow("twice", source, "Doubles and prints it")
+    assert made["description"] == "Doubles and prints it"
+    result = await session.run("workflows.twice(21)")
     assert result.value == "42", result.error
 
 
-async def test_a_workflow_made_inside_is_there_outside(session: Session) -> None:
+async def test_a_workflow_created_by_code_is_visible_to_the_host(session: Session) -> None:
     code = "workflows.create('seven', 'def run():\\n    return 7\\n', 'Gives seven')\nworkflows.seven()"
     assert (await session.run(code)).value == 7
     assert [each["name"] for each in await session.list_workflows()] == ["double", "seven"]
 
 
 @pytest.mark.parametrize("data", ["text", b"\x00\xff", 7, None, True, {"a": [1, 2.5, None]}, [1, "x"]])
-async def test_an_artifact_saved_inside_comes_back_outside_and_inside(session: Session, data: object) -> None:
+async def test_an_artifact_saved_by_code_can_be_loaded_by_both(session: Session, data: object) -> None:
     result = await session.run(f"artifacts.save('folder/thing', {data!r}, 'A thing')\nartifacts.load('folder/thing')")
     assert result.value == data, result.error
     assert await session.load_artifact("folder/thing") == data
     assert [each["name"] for each in await session.list_artifacts()] == ["folder/thing"]
 
 
-async def test_a_package_added_inside_can_be_imported_at_once(open_session: Open, wheelhouse: Path) -> None:
+async def test_a_package_added_by_code_can_be_imported_at_once(open_session: Open, wheelhouse: Path) -> None:
     session = await open_session(wheelhouse=wheelhouse)
     result = await session.run("deps.add('carrel-greeting')\nimport carrel_greeting\ncarrel_greeting.WORD")
     assert result.value == "hello", result.error
@@ -101,7 +101,7 @@ async def test_a_registered_function_is_a_tool(session: Session) -> None:
     assert "area" in [tool["name"] for tool in await session.list_tools()]
 
 
-async def test_one_call_without_code(session: Session) -> None:
+async def test_call_tool(session: Session) -> None:
     assert await session.call_tool("echo.say", words="hi") == "hi\n"
 
 
@@ -118,7 +118,7 @@ async def test_after_close_a_run_says_so(session: Session) -> None:
     assert (await session.run("1")).error == "Session is closed"
 
 
-async def test_reset_forgets_variables_and_keeps_the_rest(session: Session) -> None:
+async def test_reset_clears_only_the_variables(session: Session) -> None:
     await session.run("x = 1\nartifacts.save('a', 1)")
     await session.reset()
     assert (await session.run("x")).error_type == "NameError"
@@ -156,12 +156,12 @@ async def test_a_call_in_flight_ends_with_its_run(session: Session, tmp_path: Pa
     assert ended == ["cancelled"]
 
 
-async def test_approval_suspends_the_cell_and_the_others_go_on(open_session: Open) -> None:
-    asked: list[str] = []
+async def test_code_waits_for_approval_while_other_calls_continue(open_session: Open) -> None:
+    requested: list[str] = []
     others_done = asyncio.Event()
 
     async def approve(request: object) -> object:
-        asked.append(request.tool)  # type: ignore[attr-defined]
+        requested.append(request.tool)  # type: ignore[attr-defined]
         await others_done.wait()
         return {"what": "the other door"}
 
@@ -189,10 +189,10 @@ await asyncio.gather(tools.guarded.call_async(what='the door'), free())
 """
     result = await session.run(code)
     assert result.value == ["the other door", "mine"], result.error
-    assert asked == ["guarded"]
+    assert requested == ["guarded"]
 
 
-async def test_a_refusal_has_its_reason(open_session: Open) -> None:
+async def test_a_refused_call_raises_the_reason(open_session: Open) -> None:
     session = await open_session(approve=lambda request: "not on a Sunday")
     session.register_tool(lambda: 1, name="launch", approval="ask")
     result = await session.run("tools.launch()")
@@ -200,7 +200,7 @@ async def test_a_refusal_has_its_reason(open_session: Open) -> None:
     assert result.error_type == "ToolRefusedError"
 
 
-async def test_what_a_model_is_told(session: Session) -> None:
+async def test_describe(session: Session) -> None:
     await session.save_artifact("report.txt", "x", "The report")
     page = await session.describe()
     for word in ("echo", "say", "double", "number: int", "report.txt", "The report"):
@@ -222,7 +222,7 @@ async def test_a_traceback_leaves_out_the_lines_of_added_packages(open_session: 
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "message"),
     [
         ("deps.add('one', 'two')", "deps.add(package): too many positional arguments"),
         ("artifacts.save({'a': 1})", "artifacts.save() missing 1 required positional argument: 'data'"),
@@ -232,14 +232,14 @@ async def test_a_traceback_leaves_out_the_lines_of_added_packages(open_session: 
         ("tools.search('x', top=3)", "tools.search(query, limit=10): got an unexpected keyword argument 'top'"),
     ],
 )
-async def test_arguments_that_do_not_fit_are_told_in_the_callers_words(session: Session, code: str, told: str) -> None:
+async def test_wrong_arguments_are_errors_in_terms_of_the_call(session: Session, code: str, message: str) -> None:
     result = await session.run(code)
     assert result.error_type == "TypeError"
-    assert told in (result.error or "").splitlines()[-1]
+    assert message in (result.error or "").splitlines()[-1]
 
 
 @pytest.mark.parametrize("name", ["{'a': 1}", "__import__('re').compile('a')", "None", "5"])
-async def test_a_name_and_data_the_wrong_way_round_are_not_saved(session: Session, name: str) -> None:
+async def test_swapped_name_and_data_are_not_saved(session: Session, name: str) -> None:
     result = await session.run(f"artifacts.save({name}, 'report.json')")
     assert result.error_type == "ArtifactNameRefused"
     assert "artifacts.save(name, data): the name is a text" in (result.error or "")
@@ -248,7 +248,7 @@ async def test_a_name_and_data_the_wrong_way_round_are_not_saved(session: Sessio
     assert await session.list_artifacts() == []
 
 
-async def test_whatever_is_looked_for_is_looked_for_as_text(session: Session, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_query_of_another_type_is_searched_as_text(session: Session, caplog: pytest.LogCaptureFixture) -> None:
     for namespace in ("tools", "workflows", "artifacts"):
         assert (await session.run(f"{namespace}.search(b'echo')")).is_ok
     assert caplog.text == ""

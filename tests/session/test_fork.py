@@ -1,4 +1,4 @@
-"""A fork of a whole session: what was said, what is known and what was made branch off together."""
+"""A fork of a whole session: what was conversation, what is known and what was made branch off together."""
 
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,10 +22,10 @@ def sandboxed(base: Path) -> Session:
     return Session.from_base(base, sandbox="required")
 
 
-async def test_variables_files_and_conversation_branch_off_together(sandboxed: Session) -> None:
+async def test_variables_files_and_conversation_are_forked_together(sandboxed: Session) -> None:
     async with sandboxed as session:
-        said = await session.converse("Stars")
-        said.create_user_message("How far is Vega?")
+        conversation = await session.converse("Stars")
+        conversation.create_user_message("How far is Vega?")
         await session.run("x = [1]")
         await session.write_file("notes.txt", "one")
 
@@ -52,22 +52,22 @@ async def test_variables_files_and_conversation_branch_off_together(sandboxed: S
         assert [child["id"] for child in await store.children(session.id)] == [branch.id]
 
 
-async def test_a_conversation_that_the_session_does_not_hold_is_forked_too(sandboxed: Session) -> None:
+async def test_a_stored_conversation_is_forked_too(sandboxed: Session) -> None:
     async with sandboxed as session:
         store = session.storage.get_session_store()
-        await store.append_message(session.id, user_text_message("said by somebody else"))
+        await store.append_message(session.id, user_text_message("added by another program"))
         async with await session.fork() as branch:
             conversation = await branch.converse()
-            assert [message.get_text_content() for message in conversation.messages] == ["said by somebody else"]
+            assert [message.get_text_content() for message in conversation.messages] == ["added by another program"]
 
 
-async def test_a_fork_of_a_session_nothing_was_said_in_has_no_conversation(sandboxed: Session) -> None:
+async def test_a_fork_of_a_session_without_a_conversation_has_none(sandboxed: Session) -> None:
     async with sandboxed as session, await session.fork() as branch:
         assert branch.conversation is None
         assert await session.storage.get_session_store().list_sessions() == []
 
 
-async def test_a_fork_outlives_its_origin_and_has_its_functions(sandboxed: Session) -> None:
+async def test_a_fork_outlives_its_original_and_has_its_functions(sandboxed: Session) -> None:
     sandboxed.register_tool(lambda: "here", name="where", description="Where this is")
     async with sandboxed as session:
         branch = await session.fork()
@@ -99,11 +99,11 @@ async def test_a_refused_fork_changes_nothing(base: Path) -> None:
         assert (await session.run("1 + 1")).value == 2
 
 
-async def test_an_id_that_is_taken_is_refused_and_nothing_is_left_running(sandboxed: Session) -> None:
+async def test_a_taken_id_is_refused_and_leaves_no_process(sandboxed: Session) -> None:
     async with sandboxed as session:
         await session.converse("Stars")
         await session.storage.get_session_store().create_session("Other", session_id="taken")
-        with pytest.raises(ForkRefused, match="taken is there already"):
+        with pytest.raises(ForkRefused, match="taken exists"):
             await session.fork(session_id="taken")
         assert len(await session.storage.get_session_store().list_sessions()) == 2
 
@@ -123,7 +123,7 @@ class Unlucky(Session):
             raise RuntimeError("no room")
 
 
-async def test_a_fork_that_does_not_start_leaves_nothing_of_itself(base: Path) -> None:
+async def test_a_fork_that_fails_to_start_leaves_nothing(base: Path) -> None:
     async with Unlucky.from_base(base, sandbox="required") as session:
         await session.converse("Stars")
         with pytest.raises(ForkRefused, match="no room"):
@@ -134,7 +134,7 @@ async def test_a_fork_that_does_not_start_leaves_nothing_of_itself(base: Path) -
         assert (await session.run("1 + 1")).value == 2
 
 
-async def test_a_task_session_forks_into_another(tmp_path: Path) -> None:
+async def test_a_session_on_a_sample_can_be_forked(tmp_path: Path) -> None:
     async with Session.for_sample("demo", "calc-1", cache=tmp_path / "cache", sandbox="required") as task:
         async with await task.fork() as branch:
             assert branch.sample is not None

@@ -1,4 +1,4 @@
-"""Lists and reports on both sides: an entry a tool, records with attributes, errors of the builtin kinds."""
+"""Records that the library returns: one entry per tool, keys as attributes, builtin errors."""
 
 import json
 from pathlib import Path
@@ -128,13 +128,13 @@ async def test_the_path_of_an_artifact_opens(session: Session) -> None:
     assert await value(session, "import os; os.path.getsize(artifacts.get('large').path)") == len(large)
 
 
-async def test_the_host_s_paths_are_not_shown_in_a_sandbox(base: Path) -> None:
+async def test_host_paths_are_not_visible_in_the_sandbox(base: Path) -> None:
     async with Session.subprocess(base, sandbox="required") as session:
         await session.save_artifact("a", "text")
         assert str(base) not in await value(session, "str(artifacts.list()) + artifacts.get('a').path")
 
 
-async def test_an_artifact_in_memory_has_a_file_where_code_runs() -> None:
+async def test_code_sees_a_file_of_an_artifact_in_memory() -> None:
     async with Session(MemoryStorage(), InProcessExecutor()) as session:
         path = await value(session, "saved = artifacts.save('a/b.txt', 'text'); saved.path")
         assert Path(path).read_text() == "text"
@@ -157,7 +157,7 @@ async def test_packages_of_the_settings_are_listed_and_synced(
     assert await session.list_deps() == ["carrel_other", "carrel-greeting"]
 
 
-async def test_capabilities_are_asked_by_name(session: Session) -> None:
+async def test_supports_takes_a_name(session: Session) -> None:
     assert session.supports(capability="timeout")
     assert not session.supports("wings")
     assert "reset" in session.supported_capabilities()

@@ -1,4 +1,4 @@
-"""Going back in a whole session: what was said, what is known and what was made go back together."""
+"""Checkpoints and rewind of a whole session: conversation, variables and files together."""
 
 import asyncio
 import random
@@ -21,7 +21,7 @@ from carrel import (
     StorageWriteError,
     user_text_message,
 )
-from carrel.conversation.models import conversation
+from carrel.conversation.models import conversation as conversation_module
 from carrel.execution.config import Limits
 from carrel.execution.executor import Moment
 from carrel.guest.sandbox.cgroups import hierarchies
@@ -35,7 +35,7 @@ def sandboxed(base: Path) -> Session:
     return Session.from_base(base, sandbox="required")
 
 
-def said_in(conversation: Conversation | None) -> list[str]:
+def texts_of(conversation: Conversation | None) -> list[str]:
     assert conversation is not None
     return [message.get_text_content() for message in conversation.messages]
 
@@ -44,58 +44,58 @@ async def state_of(session: Session) -> object:
     return (await session.run("x, sorted(os.listdir()), open('notes.txt').read()")).value
 
 
-async def test_all_three_go_back_and_the_log_keeps_what_was_between(sandboxed: Session) -> None:
+async def test_rewind_restores_all_three_and_the_log_keeps_every_entry(sandboxed: Session) -> None:
     async with sandboxed as session:
-        said = await session.converse("Stars")
-        said.create_user_message("How far is Vega?")
+        conversation = await session.converse("Stars")
+        conversation.create_user_message("How far is Vega?")
         await session.run("import os\nx = [1]")
         await session.write_file("notes.txt", "one")
         point = await session.checkpoint("before")
         assert (point.label, point.message_count) == ("before", 1)
 
-        said.create_user_message("And the moon?")
+        conversation.create_user_message("And the moon?")
         await session.run("x.append(2)")
         await session.write_file("notes.txt", "two")
         await session.write_file("more.txt", "more")
         await session.execute_command("echo shell >> notes.txt")
         assert await session.rewind(point) == point
 
-        assert session.conversation is said
-        assert said_in(said) == ["How far is Vega?"]
+        assert session.conversation is conversation
+        assert texts_of(conversation) == ["How far is Vega?"]
         assert await state_of(session) == ([1], ["notes.txt"], "one")
         store = session.storage.get_session_store()
         assert len((await store.load_session(session.id) or {})["messages"]) == 1
         assert "And the moon?" in store.messages_path(session.id).read_text()
 
-        said.create_user_message("And Mars?")
-        await ConversationStorage(store).update(said)
+        conversation.create_user_message("And Mars?")
+        await ConversationStorage(store).update(conversation)
         kept = await store.load_session(session.id)
         assert kept is not None
         assert [message["content"][0]["text"] for message in kept["messages"]] == ["How far is Vega?", "And Mars?"]
 
 
-async def test_one_goes_back_as_often_as_wanted_and_forward_again(sandboxed: Session) -> None:
+async def test_repeated_rewinds_backward_and_forward(sandboxed: Session) -> None:
     async with sandboxed as session:
-        said = await session.converse()
+        conversation = await session.converse()
         points = []
         for number in range(3):
-            said.create_user_message(f"message {number}")
+            conversation.create_user_message(f"message {number}")
             await session.run(f"x = {number}")
             points.append(await session.checkpoint())
         for number in (0, 2, 1, 1, 0):
             await session.rewind(points[number])
             assert (await session.run("x")).value == number
-            assert said_in(said) == [f"message {n}" for n in range(number + 1)]
+            assert texts_of(conversation) == [f"message {n}" for n in range(number + 1)]
             await session.run("x = 'spoiled'")
         assert session.checkpoints() == points
 
 
-async def test_a_checkpoint_is_named_by_its_id_its_label_or_its_messages(sandboxed: Session) -> None:
+async def test_a_checkpoint_is_found_by_id_label_or_message_count(sandboxed: Session) -> None:
     async with sandboxed as session:
         store = session.storage.get_session_store()
         await session.run("x = 0")
         first = await session.checkpoint("start")
-        await store.append_message(session.id, user_text_message("said by somebody else"))
+        await store.append_message(session.id, user_text_message("added by another program"))
         await session.run("x = 1")
         await session.checkpoint("later")
         await session.run("x = 2")
@@ -117,7 +117,7 @@ async def test_a_checkpoint_is_named_by_its_id_its_label_or_its_messages(sandbox
             await session.rewind(1.5)  # type: ignore[arg-type]
 
 
-async def test_what_runs_ends_and_functions_tools_and_crashes_work_after_going_back(sandboxed: Session) -> None:
+async def test_a_session_works_normally_after_a_rewind(sandboxed: Session) -> None:
     sandboxed.register_tool(lambda: "here", name="where", description="Where this is")
     async with sandboxed as session:
         await session.run("def double(n):\n    return 2 * n")
@@ -132,7 +132,7 @@ async def test_what_runs_ends_and_functions_tools_and_crashes_work_after_going_b
         assert (await session.run("double(4)")).value == 8
 
 
-async def test_it_can_be_gone_back_to_after_the_variables_were_lost_or_forgotten(sandboxed: Session) -> None:
+async def test_rewind_after_the_variables_were_lost_or_reset(sandboxed: Session) -> None:
     async with sandboxed as session:
         await session.run("x = 1")
         await session.checkpoint("good")
@@ -141,7 +141,7 @@ async def test_it_can_be_gone_back_to_after_the_variables_were_lost_or_forgotten
         assert (await session.run("x")).value == 1
 
 
-async def test_one_that_was_dropped_is_gone_and_a_session_keeps_only_so_many(sandboxed: Session) -> None:
+async def test_drop_checkpoint_and_the_maximum(sandboxed: Session) -> None:
     async with sandboxed as session:
         points = [await session.checkpoint(str(number)) for number in range(MAX_CHECKPOINTS)]
         with pytest.raises(ForkRefused, match="drop_checkpoint"):
@@ -153,12 +153,12 @@ async def test_one_that_was_dropped_is_gone_and_a_session_keeps_only_so_many(san
         await session.rewind("one more")
 
 
-async def test_a_checkpoint_whose_process_was_killed_is_refused_and_nothing_has_changed(sandboxed: Session) -> None:
+async def test_a_killed_checkpoint_is_refused_and_nothing_changes(sandboxed: Session) -> None:
     async with sandboxed as session:
-        said = await session.converse()
+        conversation = await session.converse()
         await session.run("x = 1")
         point = await session.checkpoint()
-        said.create_user_message("more")
+        conversation.create_user_message("more")
         # A fork's processes can be seen and signalled by whom it was forked from.
         await session.run(
             "import os, signal\nx = 2\n"
@@ -171,7 +171,7 @@ async def test_a_checkpoint_whose_process_was_killed_is_refused_and_nothing_has_
             with pytest.raises(ForkRefused, match="gone"):
                 await session.rewind(point)
         assert (await session.run("x")).value == 2
-        assert said_in(said) == ["more"]
+        assert texts_of(conversation) == ["more"]
 
 
 OF_THE_MOMENT = (
@@ -187,7 +187,7 @@ OF_THE_MOMENT = (
 )
 
 
-async def test_code_can_neither_see_nor_change_what_a_checkpoint_has_and_stops_it_in_vain(sandboxed: Session) -> None:
+async def test_code_cannot_see_change_or_stop_a_checkpoint(sandboxed: Session) -> None:
     async with sandboxed as session:
         await session.run("x = 1")
         point = await session.checkpoint()
@@ -207,7 +207,7 @@ async def test_code_can_neither_see_nor_change_what_a_checkpoint_has_and_stops_i
         assert (await session.run("x")).value == 1
 
 
-async def test_one_that_code_keeps_from_answering_is_given_up_and_the_session_goes_on(
+async def test_a_checkpoint_that_does_not_answer_is_abandoned(
     sandboxed: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("carrel.execution.local_session.READY", 1.0)
@@ -224,7 +224,7 @@ async def test_one_that_code_keeps_from_answering_is_given_up_and_the_session_go
         assert (await session.run("x")).value == 2
 
 
-async def test_a_python_that_code_has_stopped_is_continued_for_a_checkpoint(sandboxed: Session) -> None:
+async def test_a_stopped_interpreter_is_continued_for_a_checkpoint(sandboxed: Session) -> None:
     async with sandboxed as session:
         await session.run("x = 1")
         await session.checkpoint("before")
@@ -243,7 +243,7 @@ async def test_a_python_that_code_has_stopped_is_continued_for_a_checkpoint(sand
         assert (await session.run("x")).value == 1
 
 
-async def test_one_that_memory_ran_out_for_says_so(base: Path) -> None:
+async def test_a_checkpoint_out_of_memory_says_so(base: Path) -> None:
     if "memory" not in hierarchies():
         pytest.skip("no memory cgroup can be made here")
     async with Session.from_base(base, sandbox="required", limits=Limits(memory=200 << 20)) as session:
@@ -262,7 +262,7 @@ async def test_one_that_memory_ran_out_for_says_so(base: Path) -> None:
         assert (await session.run("1 + 1")).value == 2
 
 
-async def test_who_is_cancelled_before_its_turn_has_changed_nothing(sandboxed: Session) -> None:
+async def test_a_rewind_cancelled_while_queued_changes_nothing(sandboxed: Session) -> None:
     async with sandboxed as session:
         await session.run("x = 1")
         point = await session.checkpoint()
@@ -278,7 +278,7 @@ async def test_who_is_cancelled_before_its_turn_has_changed_nothing(sandboxed: S
         assert (await session.run("x")).value == 2
 
 
-async def test_closing_ends_a_rewind_that_is_under_way_and_all_that_was_kept(sandboxed: Session) -> None:
+async def test_close_ends_a_rewind_and_all_checkpoints(sandboxed: Session) -> None:
     async with sandboxed as session:
         await session.run("x = 1")
         points = [await session.checkpoint() for _ in range(3)]
@@ -293,32 +293,32 @@ async def test_a_log_that_cannot_be_written_leaves_the_variables_alone(
     sandboxed: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with sandboxed as session:
-        said = await session.converse()
-        said.create_user_message("one")
+        conversation = await session.converse()
+        conversation.create_user_message("one")
         await session.run("x = 1")
         point = await session.checkpoint()
-        said.create_user_message("two")
+        conversation.create_user_message("two")
         await session.run("x = 2")
 
         async def full(*args: object, **kwargs: object) -> int:
             raise StorageWriteError("no space left on the disk")
 
         store = session.storage.get_session_store()
-        for place, name in ((store, "append_rewind"), (conversation, "read_log")):
+        for place, name in ((store, "append_rewind"), (conversation_module, "read_log")):
             with monkeypatch.context() as patch:
                 patch.setattr(place, name, full)
                 with pytest.raises(ForkRefused, match="no space left"):
                     await session.rewind(point)
             assert (await session.run("x")).value == 2
-            assert said_in(said) == ["one", "two"] == said_in(await ConversationStorage(store).get(session.id))
+            assert (
+                texts_of(conversation) == ["one", "two"] == texts_of(await ConversationStorage(store).get(session.id))
+            )
         await session.rewind(point)
         assert (await session.run("x")).value == 1
-        assert said_in(said) == ["one"]
+        assert texts_of(conversation) == ["one"]
 
 
-async def test_over_redis_another_machine_sees_it_and_a_server_that_is_gone_keeps_all_as_it_was(
-    start_redis: Callable[..., RealRedis], base: Path
-) -> None:
+async def test_rewind_over_redis_and_with_a_lost_server(start_redis: Callable[..., RealRedis], base: Path) -> None:
     server = start_redis(appendonly="yes", appendfsync="always")
     async with (
         RedisStorage(server.url) as mine,
@@ -326,105 +326,105 @@ async def test_over_redis_another_machine_sees_it_and_a_server_that_is_gone_keep
         Session(mine, executor_of("sandboxed", base=base)) as session,
     ):
         theirs = ConversationStorage(others.get_session_store())
-        said = await session.converse()
-        said.create_user_message("one")
+        conversation = await session.converse()
+        conversation.create_user_message("one")
         await session.run("x = 1")
         point = await session.checkpoint()
-        said.create_user_message("two")
+        conversation.create_user_message("two")
         await session.run("x = 2")
-        await ConversationStorage(mine.get_session_store()).update(said)
-        assert said_in(await theirs.get(session.id)) == ["one", "two"]
+        await ConversationStorage(mine.get_session_store()).update(conversation)
+        assert texts_of(await theirs.get(session.id)) == ["one", "two"]
 
         server.kill()
         with pytest.raises(ForkRefused, match=r"(?i)redis"):
             await session.rewind(point)
         assert (await session.run("x")).value == 2
         server.start()
-        assert said_in(said) == ["one", "two"] == said_in(await theirs.get(session.id))
+        assert texts_of(conversation) == ["one", "two"] == texts_of(await theirs.get(session.id))
 
         await session.rewind(point)
         assert (await session.run("x")).value == 1
-        assert said_in(said) == ["one"] == said_in(await theirs.get(session.id))
+        assert texts_of(conversation) == ["one"] == texts_of(await theirs.get(session.id))
 
 
-async def test_who_asked_may_be_cancelled_and_all_three_go_back_or_none(
+async def test_a_cancelled_rewind_restores_all_three_or_none(
     sandboxed: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with sandboxed as session:
-        said = await session.converse()
-        said.create_user_message("one")
+        conversation = await session.converse()
+        conversation.create_user_message("one")
         await session.run("x = 1")
         point = await session.checkpoint()
-        said.create_user_message("two")
+        conversation.create_user_message("two")
         await session.run("x = 2")
         going_back = asyncio.Event()
         rewind = session.executor.rewind
 
-        async def told(to: Moment, then: object = None) -> None:
+        async def signalling_rewind(to: Moment, then: object = None) -> None:
             going_back.set()
             await rewind(to, then)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(session.executor, "rewind", told)
+        monkeypatch.setattr(session.executor, "rewind", signalling_rewind)
         task = asyncio.create_task(session.rewind(point))
         await going_back.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert (await session.run("x")).value == 1
-        assert said_in(said) == ["one"]
+        assert texts_of(conversation) == ["one"]
 
 
-async def test_who_has_a_message_goes_on_with_it_and_an_open_call_can_be_answered(sandboxed: Session) -> None:
+async def test_message_objects_stay_usable_after_a_rewind(sandboxed: Session) -> None:
     async with sandboxed as session:
-        said = await session.converse()
-        await said.create_user_message("Keep this")
-        call = said.create_assistant_message()
+        conversation = await session.converse()
+        await conversation.create_user_message("Keep this")
+        call = conversation.create_assistant_message()
         call.add_tool_call("c1", "checkpoint", {})
-        said.create_assistant_message()  # says nothing yet, and is kept
+        conversation.create_assistant_message()  # empty, and kept
         point = await session.checkpoint()
         assert point.message_count == 3
         call.add_text("spoiled")
-        gone = said.create_user_message("more")
-        question = said.messages[0]
+        gone = conversation.create_user_message("more")
+        question = conversation.messages[0]
         await session.rewind(point)
-        assert [message.role for message in said.messages] == ["user", "assistant", "assistant"]
-        assert said.messages[0] is question
-        assert not said.messages[1].get_tool_results()
+        assert [message.role for message in conversation.messages] == ["user", "assistant", "assistant"]
+        assert conversation.messages[0] is question
+        assert not conversation.messages[1].get_tool_results()
 
-        gone.add_text("nobody sees it")
+        gone.add_text("not visible")
         await gone
         question.add_text("please")
         await question
-        said.messages[1].add_tool_result("c1", "kept")
-        await said.messages[1]
+        conversation.messages[1].add_tool_result("c1", "kept")
+        await conversation.messages[1]
         read = await ConversationStorage(session.storage.get_session_store()).get(session.id)
         assert read is not None
         assert [message.get_text_content() for message in read.messages] == ["Keep this\nplease", "", ""]
         assert len(read.messages[1].get_tool_results()) == 1
 
 
-async def test_what_is_said_while_it_goes_back_is_not_lost(sandboxed: Session) -> None:
+async def test_messages_added_during_a_rewind_are_kept(sandboxed: Session) -> None:
     async with sandboxed as session:
-        said = await session.converse()
-        await said.create_user_message("one")
+        conversation = await session.converse()
+        await conversation.create_user_message("one")
         point = await session.checkpoint()
-        await said.create_user_message("two")
+        await conversation.create_user_message("two")
         going_back = asyncio.create_task(session.rewind(point))
         number = 0
         while not going_back.done():
-            said.create_user_message(f"meanwhile {number}")
+            conversation.create_user_message(f"meanwhile {number}")
             number += 1
             await asyncio.sleep(0.001)
         await going_back
-        added = [text for text in said_in(said) if text.startswith("meanwhile")]
+        added = [text for text in texts_of(conversation) if text.startswith("meanwhile")]
         store = ConversationStorage(session.storage.get_session_store())
-        await store.update(said)
-        assert said_in(said) == ["one", *added] == said_in(await store.get(session.id))
+        await store.update(conversation)
+        assert texts_of(conversation) == ["one", *added] == texts_of(await store.get(session.id))
         log = session.storage.get_session_store().messages_path(session.id).read_text()
         assert all(f"meanwhile {n}" in log for n in range(number))
 
 
-async def test_where_what_was_said_is_deleted_nothing_goes_back(sandboxed: Session) -> None:
+async def test_a_deleted_conversation_refuses_rewind(sandboxed: Session) -> None:
     async with sandboxed as session:
         store = session.storage.get_session_store()
         await store.append_message(session.id, user_text_message("one"))
@@ -440,7 +440,7 @@ async def test_where_what_was_said_is_deleted_nothing_goes_back(sandboxed: Sessi
         assert (await session.run("x")).value == 2
 
 
-async def test_another_conversation_than_then_is_refused(sandboxed: Session) -> None:
+async def test_another_conversation_refuses_rewind(sandboxed: Session) -> None:
     async with sandboxed as session:
         point = await session.checkpoint()
         conversations = ConversationStorage(session.storage.get_session_store())
@@ -451,7 +451,7 @@ async def test_another_conversation_than_then_is_refused(sandboxed: Session) -> 
             await session.rewind(point)
 
 
-async def test_where_it_cannot_be_forked_it_cannot_be_kept(base: Path) -> None:
+async def test_checkpoint_is_refused_where_fork_is(base: Path) -> None:
     for session in (Session.from_base(base, sandbox="off"), Session.inprocess(base)):
         async with session:
             assert not session.supported_capabilities() & {"fork", "checkpoint", "rewind"}
@@ -471,7 +471,7 @@ class _OfOtherPeople(InProcessExecutor):
         return {"fork"}
 
 
-async def test_an_executor_that_knows_of_no_checkpoints_does_as_well() -> None:
+async def test_an_executor_without_checkpoints_is_enough() -> None:
     async with Session(MemoryStorage(), _OfOtherPeople()) as session:
         assert session.supported_capabilities() == {"fork"}
         with pytest.raises(ForkRefused, match="could not be kept"):
@@ -479,7 +479,7 @@ async def test_an_executor_that_knows_of_no_checkpoints_does_as_well() -> None:
         assert (await session.run("1 + 1")).value == 2
 
 
-async def test_it_is_told_in_the_trace_and_ends_with_the_session(sandboxed: Session) -> None:
+async def test_checkpoints_are_traced_and_end_with_the_session(sandboxed: Session) -> None:
     async with sandboxed as session:
         assert {"checkpoint", "rewind"} <= session.supported_capabilities()
         point = await session.checkpoint("before")
@@ -505,23 +505,23 @@ async def test_a_fork_has_checkpoints_of_its_own(sandboxed: Session) -> None:
             assert [(await one.run("x")).value for one in (session, branch)] == [1, 2]
 
 
-async def test_a_task_is_judged_by_what_is_there_after_going_back(tmp_path: Path) -> None:
+async def test_verify_after_a_rewind(tmp_path: Path) -> None:
     async with Session.for_sample("demo", "calc-1", cache=tmp_path / "cache", sandbox="required") as task:
         assert task.sample is not None
         point = await task.checkpoint()
         await task.execute_command("git apply -", stdin=task.sample.patch)
-        # What is judged is read first, whoever goes back meanwhile.
+        # The workspace is copied before a rewind can change it.
         verdict, _ = await asyncio.gather(task.verify(), task.rewind(point))
         assert verdict.outcome == "solved"
         assert (await task.verify()).outcome == "not_solved"
         assert await task.changed_files() == []
 
 
-async def test_any_order_of_going_back_and_on_is_as_a_simple_model_has_it(base: Path) -> None:
+async def test_any_order_of_rewinds_matches_a_simple_model(base: Path) -> None:
     draw = random.Random(7)
     for _ in range(3):
         async with Session.from_base(base, sandbox="required") as session:
-            said = await session.converse()
+            conversation = await session.converse()
             await session.run("x = []")
             await session.write_file("f", "")
             texts, numbers, written = list[str](), list[int](), ""
@@ -529,7 +529,7 @@ async def test_any_order_of_going_back_and_on_is_as_a_simple_model_has_it(base: 
             for step in range(25):
                 match draw.choice(["say", "run", "write", "write", "keep", "back", "back", "crash"]):
                     case "say":
-                        said.create_user_message(f"message {step}")
+                        conversation.create_user_message(f"message {step}")
                         texts.append(f"message {step}")
                     case "run":
                         await session.run(f"x.append({step})")
@@ -545,8 +545,8 @@ async def test_any_order_of_going_back_and_on_is_as_a_simple_model_has_it(base: 
                         texts, numbers, written = list(then), list(known), made
                     case "crash":
                         assert (await session.run("import os\nos._exit(1)")).state == "restored"
-                assert said_in(said) == texts
+                assert texts_of(conversation) == texts
                 assert (await session.run("x, open('f').read()")).value == (numbers, written)
             # What another process would read.
-            await ConversationStorage(session.storage.get_session_store()).update(said)
-            assert said_in(await ConversationStorage(SessionStore(base / "sessions")).get(session.id)) == texts
+            await ConversationStorage(session.storage.get_session_store()).update(conversation)
+            assert texts_of(await ConversationStorage(SessionStore(base / "sessions")).get(session.id)) == texts

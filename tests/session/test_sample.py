@@ -9,7 +9,7 @@ import pytest
 from carrel import ConfigurationError, SampleNotFound, Session
 
 
-async def test_work_in_a_sample_and_a_verdict_on_it(tmp_path: Path) -> None:
+async def test_work_on_a_sample_and_verify(tmp_path: Path) -> None:
     async with Session.for_sample("demo", "calc-1", cache=tmp_path) as session:
         assert (await session.execute_command("ls")).stdout.split()
         assert (await session.run("import os\nos.path.exists('calc.py')")).value in (True, False)
@@ -23,7 +23,7 @@ async def test_work_in_a_sample_and_a_verdict_on_it(tmp_path: Path) -> None:
         assert session.receipt is not None
 
 
-async def test_a_session_ends_by_itself_but_never_in_the_middle_of_a_verdict(tmp_path: Path) -> None:
+async def test_a_session_expires_but_not_during_a_verification(tmp_path: Path) -> None:
     session = Session.for_sample("demo", "calc-1", cache=tmp_path, ttl_minutes=2 / 60)
     await session.start()
     verdict = asyncio.create_task(session.verify())
@@ -48,6 +48,6 @@ def test_an_unknown_sample() -> None:
 
 
 @pytest.mark.parametrize("minutes", [-1, 0, float("nan"), "5", True])
-def test_what_is_no_time_to_live(minutes: Any) -> None:
+def test_a_wrong_ttl_is_refused(minutes: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"ttl_minutes is .*; it is a number of minutes above 0"):
         Session.for_sample("demo", "calc-1", ttl_minutes=minutes)

@@ -1,4 +1,4 @@
-"""What was done is written down: every step, in order, tied to the run it happened in, without any secret."""
+"""The trace: every step of a session in order, with the run it belongs to, without secrets."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from carrel.tracing import OtelExporter, StepRecorder
 from .conftest import Open
 
 
-async def test_each_step_is_a_line(session: Session) -> None:
+async def test_each_step_is_a_line_of_the_trace(session: Session) -> None:
     await session.run("print('x' * 10)\ntools.echo.say(words='hi')\nworkflows.double(2)")
     await session.run("1/0")
     await session.execute_command("exit 3")
@@ -48,7 +48,7 @@ async def test_a_damaged_line_costs_that_line(session: Session, caplog: pytest.L
     assert "line 2 of" in caplog.text
 
 
-async def test_it_is_a_file_beside_the_conversation(session: Session, base: Path) -> None:
+async def test_the_trace_is_a_file_beside_the_conversation(session: Session, base: Path) -> None:
     conversation = await session.converse("A talk")
     message = conversation.create_user_message("Run it")
     await message
@@ -60,13 +60,13 @@ async def test_it_is_a_file_beside_the_conversation(session: Session, base: Path
     assert (folder / "messages.jsonl").exists()
 
 
-async def test_a_session_without_a_conversation_is_in_no_list_of_them(session: Session) -> None:
+async def test_a_trace_alone_is_not_listed_as_a_conversation(session: Session) -> None:
     await session.run("1")
     await session.trace()
     assert await session.storage.get_session_store().list_sessions() == []
 
 
-async def test_no_secret_is_in_it(open_session: Open, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_trace_has_no_secrets(open_session: Open, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOOR_KEY", "open-sesame-42")
     (base / "tools" / "door.yaml").write_text(
         "name: door\ncommand: sh -c 'echo $KEY >&2; exit 1'\nenv: {KEY: '${DOOR_KEY}'}\n"
@@ -106,7 +106,7 @@ async def test_a_session_in_memory_leaves_nothing() -> None:
         assert (await session.run("artifacts.save('a', 1)\nartifacts.load('a')")).value == 1
 
 
-async def test_texts_that_no_file_takes_are_in_it_without_what_is_wrong(session: Session) -> None:
+async def test_invalid_characters_are_replaced(session: Session) -> None:
     assert (await session.run("x = '\ud83d'")).error_type == "UnicodeEncodeError"
     assert [item async for item in session.stream("y = '\ud83d'")]
     assert (await session.execute_command("echo '\ud83d'")).exit_code != 0
@@ -117,7 +117,7 @@ async def test_texts_that_no_file_takes_are_in_it_without_what_is_wrong(session:
     assert names[-1] == "1"
 
 
-async def test_a_secret_at_the_edge_of_what_is_kept_is_not_in_it(
+async def test_a_secret_at_the_cut_edge_is_redacted(
     open_session: Open, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGE_TOKEN", "sk-at-the-very-edge-0123456789")
@@ -135,9 +135,7 @@ async def test_a_secret_at_the_edge_of_what_is_kept_is_not_in_it(
         ("import time\n    time.sleep(60)", "timeout", "Timeout"),
     ],
 )
-async def test_a_workflow_that_does_not_come_to_its_end_has_a_line(
-    base: Path, body: str, outcome: str, error_type: str
-) -> None:
+async def test_a_killed_workflow_has_a_line(base: Path, body: str, outcome: str, error_type: str) -> None:
     async with Session.subprocess(base) as session:
         await session.add_workflow("die", f"def run():\n    {body}\n", "")
         await session.run("workflows.die()", timeout=1)
@@ -156,6 +154,6 @@ def test_the_span_of_a_workflow_ends_with_its_run() -> None:
     assert [span.name for span in kept.get_finished_spans()] == ["execute_tool die", "execute_tool run_code"]
 
 
-async def test_a_list_of_what_a_tool_has_is_no_call_of_a_tool(session: Session) -> None:
+async def test_listing_recipes_is_not_a_tool_call(session: Session) -> None:
     assert (await session.run("len(tools.echo.list())")).value == 1
     assert [step["kind"] for step in await session.trace()] == ["run"]

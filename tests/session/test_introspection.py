@@ -1,4 +1,4 @@
-"""What code learns of the four names by looking at them, and what it is told when it uses them as elsewhere."""
+"""`dir`, `help` and docstrings of the four namespaces, and helpful errors for wrong calls."""
 
 from pathlib import Path
 
@@ -11,17 +11,17 @@ from .conftest import Open
 AWAIT = "A plain call waits by itself and returns its value: leave out `await`, or write `await NAME.call_async(…)`."
 
 
-async def test_dir_shows_what_there_is(session: Session) -> None:
+async def test_dir(session: Session) -> None:
     assert (await session.run("dir(tools)")).value == ["describe", "echo", "list", "search"]
     assert (await session.run("dir(tools.echo)")).value == ["call_async", "call_sync", "list", "say"]
     assert (await session.run("dir(tools.nothing)")).error_type == "ToolNotFoundError"
     assert {"double", "create", "invoke"} <= set((await session.run("dir(skills)")).value)
 
 
-async def test_help_and_docs_say_what_a_call_takes(session: Session) -> None:
-    said = (await session.run("help(tools.echo.say)")).stdout
-    assert "tools.echo.say(words: str) -> str" in said
-    assert "words: What to say" in said
+async def test_help_and_docstrings(session: Session) -> None:
+    text = (await session.run("help(tools.echo.say)")).stdout
+    assert "tools.echo.say(words: str) -> str" in text
+    assert "words: What to say" in text
     assert (await session.run("tools.echo.__doc__")).value.splitlines() == [
         "tools.echo(words: str) -> str",
         "Say words back",
@@ -29,26 +29,26 @@ async def test_help_and_docs_say_what_a_call_takes(session: Session) -> None:
         "tools.echo.say(words: str) -> str  # Say it",
     ]
     assert (await session.run("tools.nothing.at_all.__doc__")).error_type == "ToolNotFoundError"
-    said = (await session.run("help(workflows.double)")).stdout
-    assert "workflows.double(number, times)" in said
-    assert "times: How often." in said
+    text = (await session.run("help(workflows.double)")).stdout
+    assert "workflows.double(number, times)" in text
+    assert "times: How often." in text
     assert (await session.run("workflows.nothing.__doc__")).value == "workflows.nothing: there is no such workflow"
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "text"),
     [
         ("workflows.double(4, tims=3)", "got an unexpected keyword argument 'tims'"),
         ("workflows.double()", "missing a required argument: 'number'"),
         ("await workflows.double.call_async(1, 2, 3)", "too many positional arguments"),
     ],
 )
-async def test_a_workflow_called_wrongly_says_what_it_takes(session: Session, code: str, said: str) -> None:
+async def test_a_wrong_call_of_a_workflow_shows_its_signature(session: Session, code: str, text: str) -> None:
     error = (await session.run(code)).error or ""
-    assert error.endswith(f"TypeError: workflows.double(number: int, times: int = 2) -> int: {said}")
+    assert error.endswith(f"TypeError: workflows.double(number: int, times: int = 2) -> int: {text}")
 
 
-async def test_the_names_can_be_copied_with_what_holds_them(session: Session) -> None:
+async def test_namespaces_can_be_copied_but_not_pickled(session: Session) -> None:
     code = (
         "import copy\nheld = copy.deepcopy({'a': [tools, artifacts], 'b': [tools.echo.say], 'c': workflows.double})\n"
     )
@@ -70,19 +70,17 @@ async def test_the_names_can_be_copied_with_what_holds_them(session: Session) ->
         "async def go():\n    return await tools.echo.say(words='hi')\nawait go()",
     ],
 )
-async def test_whoever_awaits_a_plain_call_is_told_how(session: Session, code: str) -> None:
+async def test_awaiting_a_plain_call_explains_call_async(session: Session, code: str) -> None:
     result = await session.run(code)
     assert result.error_type == "TypeError"
     assert (result.error or "").endswith(f"\n{AWAIT}")
 
 
-async def test_whoever_awaits_something_else_is_told_nothing_of_it(session: Session) -> None:
+async def test_awaiting_something_else_does_not_mention_call_async(session: Session) -> None:
     assert AWAIT not in ((await session.run("await 5")).error or AWAIT)
 
 
-async def test_what_could_not_be_installed_is_said_though_nobody_looks_at_the_report(
-    open_session: Open, wheelhouse: Path
-) -> None:
+async def test_a_failed_install_is_written_to_stderr(open_session: Open, wheelhouse: Path) -> None:
     session = await open_session(wheelhouse=wheelhouse)
     result = await session.run("report = deps.add('carrel-not-there')\nimport carrel_not_there")
     assert result.error_type == "ModuleNotFoundError"

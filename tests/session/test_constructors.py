@@ -1,4 +1,4 @@
-"""The ways to make a session, what they refuse, and how it begins and ends."""
+"""The constructors of Session: options, what they refuse, start and close."""
 
 import asyncio
 from collections.abc import Callable
@@ -27,18 +27,18 @@ from .conftest import Open
 
 
 @pytest.mark.parametrize("wrong", [None, "a folder", 7, object()])
-def test_a_storage_that_is_none(wrong: object) -> None:
+def test_a_wrong_storage_is_refused(wrong: object) -> None:
     with pytest.raises(TypeError, match="FileStorage"):
         Session(wrong)  # type: ignore[arg-type]
 
 
-def test_a_storage_is_asked_for() -> None:
+def test_the_storage_is_required() -> None:
     with pytest.raises(TypeError):
         Session()  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("wrong", ["subprocess", "in-process", 7, SubprocessExecutor, SubprocessConfig()])
-def test_an_executor_that_is_none(wrong: object) -> None:
+def test_a_wrong_executor_is_refused(wrong: object) -> None:
     with pytest.raises(TypeError, match=r"SubprocessExecutor.*InProcessExecutor"):
         Session(MemoryStorage(), wrong)  # type: ignore[arg-type]
 
@@ -49,7 +49,7 @@ def test_the_default_executor_is_the_sandboxed_one() -> None:
     assert session.executor.config.sandbox in (None, "auto")
 
 
-def test_executors_take_their_settings_by_place_and_by_name() -> None:
+def test_executors_take_their_config_by_position_and_keyword() -> None:
     assert SubprocessExecutor(SubprocessConfig(default_timeout=3)).config.default_timeout == 3
     assert SubprocessExecutor(config=SubprocessConfig(default_timeout=3)).config.default_timeout == 3
     assert InProcessExecutor(InProcessConfig(default_timeout=3)).config.default_timeout == 3
@@ -58,7 +58,7 @@ def test_executors_take_their_settings_by_place_and_by_name() -> None:
 
 @pytest.mark.parametrize("make", [Session.from_base, Session.subprocess, Session.inprocess])
 @pytest.mark.parametrize("spelled", ["text", "path"])
-async def test_a_missing_folder_is_made_and_the_home_is_understood(
+async def test_a_missing_folder_is_created_and_the_home_expanded(
     make: object, spelled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -70,7 +70,7 @@ async def test_a_missing_folder_is_made_and_the_home_is_understood(
     await session.close()
 
 
-def test_the_home_is_understood_by_a_storage_and_a_config_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storage_expands_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert FileStorage("~/x").base_path == tmp_path / "x"
 
@@ -86,13 +86,13 @@ def test_persist_is_refused_while_it_is_not_supported(make: Callable[..., Sessio
 @pytest.mark.parametrize(
     ("make", "seconds"), [(Session.from_base, 30.0), (Session.subprocess, 60.0), (Session.inprocess, 30.0)]
 )
-def test_how_long_a_run_may_take(make: object, seconds: float, tmp_path: Path) -> None:
+def test_default_timeouts(make: object, seconds: float, tmp_path: Path) -> None:
     assert make(tmp_path).executor.config.default_timeout == seconds  # type: ignore[operator]
     assert make(tmp_path, timeout=None).executor.config.default_timeout is None  # type: ignore[operator]
     assert make(tmp_path, timeout=3).executor.config.default_timeout == 3  # type: ignore[operator]
 
 
-async def test_the_time_given_to_the_session_is_kept(open_session: Open) -> None:
+async def test_the_timeout_of_the_session(open_session: Open) -> None:
     session = await open_session(timeout=0.3)
     result = await session.run("while True: pass")
     assert (result.error_type, result.state) == ("Timeout", "kept")
@@ -117,7 +117,7 @@ async def test_start_and_close_twice(open_session: Open) -> None:
     assert await session.interrupt() is False
 
 
-async def test_after_close_everything_else_says_so(open_session: Open) -> None:
+async def test_after_close_other_methods_raise(open_session: Open) -> None:
     session = await open_session()
     await session.close()
     for asking in (
@@ -147,14 +147,14 @@ async def test_the_first_use_starts_it(tmp_path: Path) -> None:
     await session.close()
 
 
-async def test_an_id_of_ones_own_and_the_storage(tmp_path: Path) -> None:
+async def test_session_id_and_storage(tmp_path: Path) -> None:
     storage = MemoryStorage()
     session = Session(storage, session_id="mine")
     assert (session.id, session.storage) == ("mine", storage)
     assert Session(storage).id != Session(storage).id
 
 
-async def test_closing_a_session_leaves_a_storage_that_was_given_open(tmp_path: Path) -> None:
+async def test_close_leaves_the_callers_storage_open(tmp_path: Path) -> None:
     storage = FileStorage(tmp_path)
     async with Session(storage, InProcessExecutor()) as session:
         await session.save_artifact("a", 1)
@@ -185,7 +185,7 @@ async def test_without_starting_a_wrong_definition_is_a_result(base: Path) -> No
     await session.close()
 
 
-async def test_or_left_out(open_session: Open, base: Path) -> None:
+async def test_a_wrong_definition_can_be_skipped(open_session: Open, base: Path) -> None:
     (base / "tools" / "wrong.yaml").write_text(WRONG)
     session = await open_session(on_error="skip")
     assert [tool["name"] for tool in await session.list_tools() if tool["name"].startswith("wrong")] == []
@@ -195,7 +195,7 @@ async def test_or_left_out(open_session: Open, base: Path) -> None:
 # --- what is in force -------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_in_force(open_session: Open, request: pytest.FixtureRequest) -> None:
+async def test_supports(open_session: Open, request: pytest.FixtureRequest) -> None:
     session = await open_session()
     names = session.supported_capabilities()
     assert all(session.supports(name) for name in names)
@@ -208,7 +208,7 @@ async def test_what_is_in_force(open_session: Open, request: pytest.FixtureReque
 
 
 @pytest.mark.parametrize(("base", "workspace"), [(".carrel", "."), (".", "."), (".", "work"), ("linked/base", ".")])
-def test_code_never_writes_where_the_base_is(base: str, workspace: str, tmp_path: Path) -> None:
+def test_a_writable_workspace_around_the_base_is_refused(base: str, workspace: str, tmp_path: Path) -> None:
     place, outside = tmp_path / "place", tmp_path / "outside"
     (place / "work").mkdir(parents=True)
     outside.mkdir()
@@ -231,7 +231,7 @@ def test_code_never_writes_where_the_base_is(base: str, workspace: str, tmp_path
 
 
 @pytest.mark.parametrize("name", ["tools_path", "venv_path", "wheelhouse", "shared_in"])
-def test_nor_where_what_the_host_runs_comes_from(name: str, tmp_path: Path) -> None:
+def test_a_writable_workspace_around_tools_of_the_host_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "work" / "kept").mkdir(parents=True)
     settings = {name: tmp_path / "work" / "kept"}
     with pytest.raises(ConfigurationError, match=name):
@@ -239,12 +239,12 @@ def test_nor_where_what_the_host_runs_comes_from(name: str, tmp_path: Path) -> N
     SubprocessConfig(workspace=tmp_path / "work", **settings)
 
 
-def test_folders_side_by_side_may_be_written(tmp_path: Path) -> None:
+def test_a_writable_workspace_beside_the_base_is_allowed(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     Session.from_base(tmp_path / "work-base", workspace=tmp_path / "work", workspace_mode="rw")
 
 
-def test_limits_that_are_none(tmp_path: Path) -> None:
+def test_wrong_limits_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"Limits\(memory="):
         Session.from_base(tmp_path, limits={"memory": "1GB"})  # type: ignore[typeddict-item]
     with pytest.raises(ConfigurationError, match=r"limits\.memory: 'much' is no size"):
@@ -254,17 +254,17 @@ def test_limits_that_are_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["../../evil", "a/b", ".hidden"])
-def test_an_id_that_is_no_name(wrong: str) -> None:
+def test_a_wrong_id_is_refused(wrong: str) -> None:
     with pytest.raises(SessionIdRefused):
         Session(MemoryStorage(), session_id=wrong)
 
 
-async def test_without_a_network_code_asks_no_index(
+async def test_without_network_the_package_index_is_not_used(
     base: Path, wheelhouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index = Web(lambda asked: Answer("", 404))
+    index = Web(lambda request: Answer("", 404))
     monkeypatch.setenv("UV_DEFAULT_INDEX", f"{index.url}/simple")
-    (base / "requirements.txt").write_text("told-by-the-list\n")
+    (base / "requirements.txt").write_text("listed-package\n")
     try:
         async with Session.from_base(base, network=False) as session:
             for call in ("deps.add('x-7374')", "deps.sync()", "await deps.add.call_async('x-7374')"):
@@ -272,10 +272,10 @@ async def test_without_a_network_code_asks_no_index(
                 assert result.error_type == "DependencyError"
                 assert "no network" in (result.error or "")
             assert index.asked == []
-            assert (await session.run("deps.list()")).value == ["told-by-the-list"]
-            # Whoever made the session speaks for himself.
+            assert (await session.run("deps.list()")).value == ["listed-package"]
+            # Packages that the host adds are installed.
             assert (await session.add_dep("carrel-greeting"))["failed"] == ["carrel-greeting"]
-            assert [asked.path for asked in index.asked] == ["/simple/carrel-greeting/"]
+            assert [request.path for request in index.asked] == ["/simple/carrel-greeting/"]
     finally:
         index.close()
     async with Session.from_base(base, network=False, wheelhouse=wheelhouse) as session:
@@ -284,19 +284,19 @@ async def test_without_a_network_code_asks_no_index(
 
 
 @pytest.mark.parametrize("make", [Session.from_base, Session.inprocess, Session.container])
-async def test_a_setting_that_nobody_knows_is_refused(make: Callable[..., Session], tmp_path: Path) -> None:
+async def test_an_unknown_setting_is_refused(make: Callable[..., Session], tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="no setting timout; did you mean timeout"):
         make(tmp_path / "base", timout=3)
     assert not (tmp_path / "base").exists()
 
 
-async def test_what_confines_is_no_setting_where_nothing_is_confined(tmp_path: Path) -> None:
-    asked: Any = {"network": False}
+async def test_inprocess_refuses_settings_of_the_sandbox(tmp_path: Path) -> None:
+    settings: Any = {"network": False}
     with pytest.raises(TypeError, match="runs in this process has no setting network"):
-        Session.inprocess(tmp_path, **asked)
+        Session.inprocess(tmp_path, **settings)
 
 
-async def test_a_base_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+async def test_a_base_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for base in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ConfigurationError, match="is not a folder"):

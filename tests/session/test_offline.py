@@ -1,4 +1,4 @@
-"""Nothing phones home: a whole session's work opens no connection, and without a network it starts just the same."""
+"""A session opens no network connection by itself, and works without a network."""
 
 import os
 import subprocess
@@ -59,15 +59,15 @@ def test_no_connection_is_opened(base: Path, tmp_path: Path, kind_of: str) -> No
 
 
 @pytest.mark.parametrize("kind_of", ["sandboxed", "in-process"])
-def test_without_a_network_all_of_it_works(base: Path, tmp_path: Path, kind_of: str) -> None:
+def test_everything_works_without_a_network(base: Path, tmp_path: Path, kind_of: str) -> None:
     probe = subprocess.run(["unshare", "-rn", "true"], capture_output=True)
     alone = ["unshare", "-rn"] if probe.returncode == 0 else []
     done = run([*alone, sys.executable, "-c", STORY, str(base), kind_of], tmp_path)
     assert done.stdout == "done\n", done.stderr
 
 
-def test_a_session_is_up_as_soon_without_a_network(tmp_path: Path) -> None:
-    """A start that waited for an answer from outside would wait for seconds where nobody answers."""
+def test_a_session_starts_as_fast_without_a_network(tmp_path: Path) -> None:
+    """A start that waited for an answer from outside would wait for seconds where nothing answers."""
     code = (
         "import asyncio, sys, time\nfrom carrel import Session\n"
         "async def main():\n"
@@ -77,12 +77,12 @@ def test_a_session_is_up_as_soon_without_a_network(tmp_path: Path) -> None:
         "        print(time.monotonic() - started)\n"
         "asyncio.run(main())\n"
     )
-    # 192.0.2.0/24 is nobody's: a connection there is never answered, only waited for.
-    nobody = {name: value.replace("127.0.0.1:1", "192.0.2.1:81") for name, value in QUIET.items()}
+    # 192.0.2.0/24 belongs to no machine: a connection there is never answered.
+    unreachable = {name: value.replace("127.0.0.1:1", "192.0.2.1:81") for name, value in QUIET.items()}
     run([sys.executable, "-c", code, str(tmp_path / "base")], tmp_path)  # makes the environment, once
     usual = min(float(run([sys.executable, "-c", code, str(tmp_path / "base")], tmp_path, {}).stdout) for _ in range(2))
     alone = min(
-        float(run([sys.executable, "-c", code, str(tmp_path / "base")], tmp_path, nobody).stdout) for _ in range(2)
+        float(run([sys.executable, "-c", code, str(tmp_path / "base")], tmp_path, unreachable).stdout) for _ in range(2)
     )
     assert alone < 4 * usual + 3
 

@@ -1,4 +1,4 @@
-"""What the library's methods give back, shape by shape, on every storage; and that it is there after a restart."""
+"""What the library methods of Session return, on every storage, also after a restart."""
 
 import datetime
 from pathlib import Path
@@ -80,7 +80,7 @@ async def test_workflows(session: Session) -> None:
     whole = await session.get_workflow("double")
     assert whole is not None
     assert {**whole, **double, "source": DOUBLE} == whole
-    assert await session.get_workflow("nobody") is None
+    assert await session.get_workflow("missing") is None
     made = await session.add_workflow("rated", RATED, "Money of other countries")
     assert (made["name"], made["description"]) == ("rated", "Money of other countries")
     assert [parameter["name"] for parameter in made["parameters"]] == ["amount", "currency", "notes"]
@@ -96,7 +96,7 @@ async def test_workflows(session: Session) -> None:
 @pytest.mark.parametrize(
     "name", ["", "no name", "1st", "a-b", "../x", "a/b", "class", "a.b", "x" * 500, "a\nb", "\x00"]
 )
-async def test_a_name_that_is_none(session: Session, name: str) -> None:
+async def test_a_wrong_workflow_name_is_refused(session: Session, name: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         await session.add_workflow(name, "def run(): pass", "x")
     assert [each["name"] for each in await session.list_workflows()] == ["double"]
@@ -112,21 +112,21 @@ async def test_a_source_without_run(session: Session, source: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["def run(:\n", "def run():\nreturn 1\n", "def run():\n\treturn '\x00'\n"])
-async def test_a_source_that_is_no_python(session: Session, source: str) -> None:
+async def test_a_source_with_a_syntax_error(session: Session, source: str) -> None:
     with pytest.raises(SyntaxError):
         await session.add_workflow("w", source, "x")
     assert await session.get_workflow("w") is None
 
 
 async def test_saving_listing_and_searching_run_nothing(session: Session, tmp_path: Path) -> None:
-    told = tmp_path / "it-ran"
-    source = f"open({str(told)!r}, 'w').close()\n\ndef run(x=open({str(told)!r}, 'w')):\n    'Says so.'\n"
+    marker = tmp_path / "it-ran"
+    source = f"open({str(marker)!r}, 'w').close()\n\ndef run(x=open({str(marker)!r}, 'w')):\n    'Says so.'\n"
     await session.add_workflow("loud", source, "")
     await session.list_workflows()
     await session.search_workflows("says so")
     await session.get_workflow("loud")
     await session.describe()
-    assert not told.exists()
+    assert not marker.exists()
 
 
 async def test_skills_are_the_same_five(session: Session) -> None:
@@ -183,7 +183,7 @@ async def test_odd_names_come_back(session: Session, name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["", "/etc/passwd", "../x", "a/../../x", "a\x00b", "a\nb", ".", "..", "a//b", "x" * 5000]
 )
-async def test_names_that_lead_elsewhere_are_refused(session: Session, name: str) -> None:
+async def test_artifact_names_outside_the_folder_are_refused(session: Session, name: str) -> None:
     with pytest.raises((ValueError, OSError)) as caught:
         await session.save_artifact(name, "x")
     assert isinstance(caught.value, CarrelError)
@@ -245,7 +245,9 @@ async def test_runtime_deps_may_be_refused(storage: StorageBackend) -> None:
 
 
 @pytest.mark.parametrize("executor_kind", KINDS)
-async def test_a_story_in_two_sessions(storage_again: Storage, executor_kind: str, wheelhouse: Path) -> None:
+async def test_the_library_is_shared_by_two_sessions(
+    storage_again: Storage, executor_kind: str, wheelhouse: Path
+) -> None:
     first = storage_again()
     await first.store.put("tools/echo.yaml", ECHO.encode())
     settings: dict[str, Any] = {"wheelhouse": wheelhouse, "base": getattr(first, "base", None)}
@@ -254,7 +256,7 @@ workflows.create('greet', '''
 def run(name: str) -> str:
     import carrel_greeting
     return tools.echo.say(words=f"{carrel_greeting.WORD} {name}").strip()
-''', 'Greets somebody')
+''', 'Greets a person')
 deps.add('carrel-greeting')
 artifacts.save('met/ada.json', {'said': workflows.greet('Ada')}, 'Whom we met', {'n': 1})
 artifacts.load('met/ada.json')
@@ -272,7 +274,7 @@ artifacts.load('met/ada.json')
         again, executor_of(executor_kind, **settings), sync_deps_on_start=True, session_id=name
     ) as session:
         assert (await session.list_workflows()) == [described]
-        assert described["description"] == "Greets somebody"
+        assert described["description"] == "Greets a person"
         [artifact] = await session.list_artifacts()
         assert (artifact["name"], artifact["description"], artifact["metadata"]) == (
             "met/ada.json",
@@ -283,7 +285,7 @@ artifacts.load('met/ada.json')
         result = await session.run("workflows.greet(name='Bob')")
         assert result.value == "hello Bob", result.error
         assert [message.get_text_content() for message in (await session.converse()).messages] == ["Greet Ada"]
-        assert "Greets somebody" in await session.describe()
+        assert "Greets a person" in await session.describe()
         removed = await session.remove_dep("carrel-greeting")
         assert (removed["removed"], removed["removed_from_config"]) == (["carrel-greeting"], True)
         result = await session.run(

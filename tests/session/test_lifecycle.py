@@ -1,4 +1,4 @@
-"""What a program may do to a session at work: cancel, look away, close, go elsewhere; it goes on, or ends well."""
+"""Queueing, cancelling and closing a session."""
 
 import asyncio
 import gc
@@ -20,7 +20,7 @@ ENDLESS = "while True: pass"
 
 @pytest.fixture
 async def complaints() -> AsyncIterator[None]:
-    """At the end there are none: the loop had no exception that nobody took."""
+    """At the end there are none: the loop had no exception that was never retrieved."""
     found: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context))
     yield
@@ -46,17 +46,17 @@ async def test_a_cancelled_run_stops_and_the_variables_stay(session: Session) ->
     assert (await session.run("x")).value == 5
 
 
-async def test_a_run_cancelled_while_it_waits_for_its_turn(session: Session) -> None:
-    asked, go_on = asyncio.Event(), asyncio.Event()
+async def test_a_queued_run_can_be_cancelled(session: Session) -> None:
+    called, go_on = asyncio.Event(), asyncio.Event()
 
     async def wait() -> str:
-        asked.set()
+        called.set()
         await go_on.wait()
         return "first"
 
     session.register_tool(wait)
     first = asyncio.create_task(session.run("tools.wait()"))
-    await asyncio.wait_for(asked.wait(), 60)
+    await asyncio.wait_for(called.wait(), 60)
     second = asyncio.create_task(session.run("never = 1"))
     await asyncio.sleep(0)
     second.cancel()
@@ -67,7 +67,7 @@ async def test_a_run_cancelled_while_it_waits_for_its_turn(session: Session) -> 
     assert (await session.run("never")).error_type == "NameError"
 
 
-async def test_looking_away_from_a_stream_stops_its_code(session: Session) -> None:
+async def test_leaving_a_stream_stops_its_code(session: Session) -> None:
     await session.run("x = 5")
     pieces = session.stream(f"print('on', flush=True)\n{ENDLESS}", timeout=60)
     assert (await anext(pieces)).text.startswith("on")  # type: ignore[union-attr]
@@ -92,7 +92,7 @@ async def test_wrong_calls_leave_nothing_behind(complaints: None, session: Sessi
     await session.close()
 
 
-async def test_a_base_named_from_here_stays_there(open_session: Open, tmp_path: Path) -> None:
+async def test_a_relative_base_does_not_follow_chdir(open_session: Open, tmp_path: Path) -> None:
     before = os.getcwd()
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
@@ -110,7 +110,7 @@ async def test_a_base_named_from_here_stays_there(open_session: Open, tmp_path: 
     assert (tmp_path / "one" / "base né here" / "workflows" / "w.py").exists()
 
 
-async def test_who_closes_waits_until_nothing_is_left_also_when_another_gave_up(base: Path) -> None:
+async def test_close_waits_for_the_end_also_when_another_close_was_cancelled(base: Path) -> None:
     session = Session.inprocess(base)
     ended: list[str] = []
 
@@ -136,7 +136,7 @@ async def test_who_closes_waits_until_nothing_is_left_also_when_another_gave_up(
     assert ended == ["slow"]
 
 
-async def test_closing_ends_what_the_program_has_asked_of_tools(base: Path) -> None:
+async def test_close_cancels_tool_calls_of_the_host(base: Path) -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def endless() -> None:
@@ -159,7 +159,7 @@ async def test_closing_ends_what_the_program_has_asked_of_tools(base: Path) -> N
     assert [step["outcome"] for step in await session.trace()] == ["cancelled", "cancelled"]
 
 
-async def test_a_caller_that_gives_up_ends_its_call_of_a_tool(base: Path) -> None:
+async def test_cancelling_the_caller_cancels_its_tool_call(base: Path) -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def endless() -> None:
@@ -186,7 +186,7 @@ class Unclosed(WorkflowLibrary):
         raise StorageUnavailable("not now")
 
 
-async def test_a_storage_of_which_a_part_cannot_be_closed_lets_go_of_the_rest() -> None:
+async def test_closing_a_storage_closes_all_parts_although_one_fails() -> None:
     storage = MemoryStorage()
     storage._workflows = Unclosed(storage.store)
     uploads = storage.get_artifact_store()._uploads
@@ -207,7 +207,7 @@ async def test_attach_finds_the_open_session_with_an_id(base: Path) -> None:
         Session.attach("report")
 
 
-async def test_a_closed_session_takes_no_tool(session: Session) -> None:
+async def test_a_closed_session_refuses_register_tool(session: Session) -> None:
     await session.close()
     with pytest.raises(SessionClosed, match="Session is closed"):
         session.register_tool(lambda: 1, name="late")

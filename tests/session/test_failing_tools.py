@@ -1,4 +1,4 @@
-"""A tool, an MCP server or a workflow that hangs, dies, floods or talks nonsense costs a call; the session goes on."""
+"""A tool, MCP server or workflow that hangs, dies or floods costs one call; the session continues."""
 
 import asyncio
 import os
@@ -71,13 +71,13 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("kind_of", PROGRAMS)
-async def test_a_program(open_session: Open, base: Path, kind_of: str) -> None:
-    command, more, error, said = PROGRAMS[kind_of]
+async def test_a_failing_program(open_session: Open, base: Path, kind_of: str) -> None:
+    command, more, error, message = PROGRAMS[kind_of]
     (base / "tools" / "odd.yaml").write_text(f"name: odd\ncommand: {command}\n{more}\n")
     session = await started(open_session)
     result = await run(session, "tools.odd()")
     assert result.error_type == error, result.error
-    assert said in (result.error or "")
+    assert message in (result.error or "")
     assert len(result.error or "") < 100_000
     sleeping = {pid: began for pid, began in descendants(os.getpid()).items() if "3613" in command_of(pid)}
     assert wait_gone(sleeping, 10) == []
@@ -94,7 +94,7 @@ async def test_a_program_that_floods(open_session: Open, base: Path) -> None:
     await goes_on(session)
 
 
-async def test_several_at_once_one_of_which_hangs(open_session: Open, base: Path) -> None:
+async def test_one_of_several_calls_hangs(open_session: Open, base: Path) -> None:
     (base / "tools" / "odd.yaml").write_text("name: odd\ncommand: sleep 3600\ntimeout: 0.5\n")
     session = await started(open_session)
     code = """
@@ -111,7 +111,7 @@ done = await asyncio.gather(tools.odd.call_async(), *[tools.echo.say.call_async(
 # --- functions of the host --------------------------------------------------------------------------------------------
 
 
-async def test_functions_of_the_host(open_session: Open) -> None:
+async def test_a_failing_function_of_the_host(open_session: Open) -> None:
     session = await started(open_session)
 
     async def hangs() -> None:
@@ -147,7 +147,9 @@ async def test_functions_of_the_host(open_session: Open) -> None:
 
 
 @pytest.mark.parametrize("behaviour", ["dies", "silent", "babbles"])
-async def test_a_server_that_does_not_start_costs_its_own_tools(open_session: Open, base: Path, behaviour: str) -> None:
+async def test_an_mcp_server_that_does_not_start_loses_only_its_tools(
+    open_session: Open, base: Path, behaviour: str
+) -> None:
     (base / "tools" / "odd.yaml").write_text(mcp(behaviour, startup=1 if behaviour == "silent" else 60))
     session = await started(open_session)
     result = await run(session, "tools.odd.echo(text='x')")
@@ -160,7 +162,7 @@ async def test_a_server_that_does_not_start_costs_its_own_tools(open_session: Op
 
 
 @pytest.mark.parametrize("what", ["hang", "ignore", "flood", "babble", "endless", "nonsense", "exit", "crash"])
-async def test_a_server_that_fails_in_a_call(open_session: Open, base: Path, what: str) -> None:
+async def test_an_mcp_server_that_fails_in_a_call(open_session: Open, base: Path, what: str) -> None:
     (base / "tools" / "odd.yaml").write_text(mcp("", timeout=1))
     session = await started(open_session)
     result = await run(session, f"tools.odd.do(what={what!r})")
@@ -172,7 +174,7 @@ async def test_a_server_that_fails_in_a_call(open_session: Open, base: Path, wha
     await goes_on(session)
 
 
-async def test_a_server_ends_with_the_session(open_session: Open, base: Path) -> None:
+async def test_an_mcp_server_ends_with_the_session(open_session: Open, base: Path) -> None:
     (base / "tools" / "odd.yaml").write_text(mcp("stubborn"))
     session = await started(open_session)
     before = descendants(os.getpid())
@@ -187,26 +189,26 @@ async def test_a_server_ends_with_the_session(open_session: Open, base: Path) ->
 # --- HTTP -------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_web_service(open_session: Open, base: Path, web: Any) -> None:
-    def answer(asked: Asked) -> Answer:
-        if asked.path == "/down":
+async def test_a_failing_web_service(open_session: Open, base: Path, web: Any) -> None:
+    def answer(request: Asked) -> Answer:
+        if request.path == "/down":
             return Answer("out of order", status=503)
-        return Answer({"path": asked.path})
+        return Answer({"path": request.path})
 
     server = web(answer)
     (base / "tools" / "site.yaml").write_text(
         f"name: site\ntype: http\nbase_url: {server.url}\ntimeout: 5\n"
         "endpoints:\n  up: {path: /up}\n  down: {path: /down}\n"
     )
-    (base / "tools" / "nobody.yaml").write_text(
-        "name: nobody\ntype: http\nbase_url: http://127.0.0.1:1\nendpoints:\n  get: {path: /x}\n"
+    (base / "tools" / "unreachable.yaml").write_text(
+        "name: unreachable\ntype: http\nbase_url: http://127.0.0.1:1\nendpoints:\n  get: {path: /x}\n"
     )
     session = await started(open_session)
     assert (await run(session, "tools.site.up()")).value == {"path": "/up"}
     down = await run(session, "tools.site.down()")
     assert down.error_type == "ToolCallError"
     assert "503" in (down.error or "")
-    assert (await run(session, "tools.nobody.get()")).error_type == "ToolCallError"
+    assert (await run(session, "tools.unreachable.get()")).error_type == "ToolCallError"
     await goes_on(session)
 
 
@@ -226,7 +228,7 @@ WORKFLOWS = {
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-async def test_a_workflow(open_session: Open, base: Path, name: str) -> None:
+async def test_a_failing_workflow(open_session: Open, base: Path, name: str) -> None:
     for each, (source, _) in WORKFLOWS.items():
         (base / "workflows" / f"{each}.py").write_text(source)
     (base / "workflows" / "pongs.py").write_text("async def run(): return workflows.pings()\n")
@@ -246,9 +248,7 @@ async def test_a_workflow(open_session: Open, base: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("broken", ["broken", "bytes"])
-async def test_a_file_that_is_no_workflow_says_so_when_it_is_called(
-    open_session: Open, base: Path, broken: str
-) -> None:
+async def test_a_file_that_is_not_a_workflow_fails_when_called(open_session: Open, base: Path, broken: str) -> None:
     (base / "workflows" / "broken.py").write_text("def run(:\n")
     (base / "workflows" / "bytes.py").write_bytes(b"\xff\xfe\x00 def run")
     session = await started(open_session)
@@ -259,7 +259,9 @@ async def test_a_file_that_is_no_workflow_says_so_when_it_is_called(
     await goes_on(session)
 
 
-async def test_a_workflow_whose_process_dies(open_session: Open, base: Path, request: pytest.FixtureRequest) -> None:
+async def test_a_workflow_that_kills_its_process(
+    open_session: Open, base: Path, request: pytest.FixtureRequest
+) -> None:
     if request.node.callspec.params["open_session"] == "in-process":
         return  # that process is this one
     (base / "workflows" / "dies.py").write_text("import os\ndef run(): os._exit(3)\n")

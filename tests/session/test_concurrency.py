@@ -1,4 +1,4 @@
-"""Two sessions of one place at once, in one process and in several: one wins, nothing is torn, nothing stays apart."""
+"""Two sessions of one storage at the same time, in one process and in several."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from tests.support.wheels import build_wheel
 
 from .conftest import ECHO, KINDS, SANDBOX, Storage, executor_of
 
-OTHER = Path(__file__).parent / "other_machine.py"
+OTHER = Path(__file__).parent / "session_process.py"
 SIZE = 300_000
 CONFINED = tuple(SANDBOX)
 """In one process there is one path to import from, for as long as a session uses it."""
@@ -23,7 +23,7 @@ async def both(storage_again: Storage) -> tuple[Session, Session]:
     return Session(storage_again(), InProcessExecutor()), Session(storage_again(), InProcessExecutor())
 
 
-async def test_the_same_artifact_is_one_of_the_two_and_whole(storage_again: Storage) -> None:
+async def test_the_same_artifact_saved_twice_is_whole(storage_again: Storage) -> None:
     one, two = await both(storage_again)
     async with one, two:
         for _ in range(15):
@@ -34,12 +34,12 @@ async def test_the_same_artifact_is_one_of_the_two_and_whole(storage_again: Stor
             data = await one.load_artifact("a.txt")
             assert data in ("x" * SIZE, "y" * SIZE)
             assert await two.load_artifact("a.txt") == data
-            [told] = await one.list_artifacts()
-            assert (told["description"], told["metadata"]) in (("by one", {"by": 1}), ("by two", {"by": 2}))
-            assert await two.list_artifacts() == [told]
+            [artifact] = await one.list_artifacts()
+            assert (artifact["description"], artifact["metadata"]) in (("by one", {"by": 1}), ("by two", {"by": 2}))
+            assert await two.list_artifacts() == [artifact]
 
 
-async def test_who_begin_the_same_conversation_have_the_same(storage_again: Storage) -> None:
+async def test_two_that_open_the_same_conversation_share_it(storage_again: Storage) -> None:
     for number in range(5):
         one, two = (Session(storage_again(), InProcessExecutor(), session_id=f"s{number}") for _ in range(2))
         first, again, other = await asyncio.gather(one.converse("One"), one.converse("Again"), two.converse("Two"))
@@ -49,7 +49,7 @@ async def test_who_begin_the_same_conversation_have_the_same(storage_again: Stor
             await session.close()
 
 
-async def test_the_same_workflow_is_one_of_the_two_and_both_are_in_its_history(storage_again: Storage) -> None:
+async def test_a_workflow_added_twice_has_both_versions_in_its_history(storage_again: Storage) -> None:
     one, two = await both(storage_again)
     sources = {number: f"def run():\n    return {number}  # {'.' * 5000}\n" for number in (1, 2)}
     async with one, two:
@@ -112,7 +112,7 @@ async def test_packages_of_one_base_are_not_those_of_another(tmp_path: Path, exe
             assert await session.list_deps() == [there.replace("_", "-")]
 
 
-async def test_in_one_process_packages_of_a_base_go_with_its_session(tmp_path: Path) -> None:
+async def test_packages_of_a_base_leave_the_process_with_its_session(tmp_path: Path) -> None:
     build_wheel(tmp_path / "wheels", "only-for-now", "1.0")
     async with Session.inprocess(tmp_path / "a", wheelhouse=tmp_path / "wheels") as session:
         assert (await session.add_dep("only-for-now"))["failed"] == []
@@ -175,7 +175,7 @@ async def machines(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
         await machine.stop()
 
 
-async def test_two_machines_share_at_once(machines: list[Machine]) -> None:
+async def test_two_machines_see_each_others_changes_at_once(machines: list[Machine]) -> None:
     one, two = machines
     assert await one.run("workflows.create('seven', 'def run():\\n    return 7\\n', 'Gives seven')['name']") == "seven"
     assert await two.run("workflows.seven()") == 7
@@ -207,7 +207,7 @@ for number in range(20):
     read += " set(workflows.same()), len(workflows.same()), workflows.get('same')['description'])"
     seen = [await machine.run(read) for machine in machines]
     assert seen[0] == seen[1]
-    letters, size, about, returned, length, said = seen[0]
+    letters, size, about, returned, length, reported = seen[0]
     assert (letters, size) == ([about], 100_000)
-    assert (returned, length) == ([said], 3000)
+    assert (returned, length) == ([reported], 3000)
     assert len(await machines[0].run("workflows.history('same')")) >= 2

@@ -94,7 +94,7 @@ print('only')
 """
 
 
-def told(result: ExecutionResult) -> Any:
+def comparable(result: ExecutionResult) -> Any:
     """Value and type, all the way down; addresses in memory are no part of it."""
 
     def shape(value: Any) -> Any:
@@ -116,7 +116,7 @@ def told(result: ExecutionResult) -> Any:
 async def answers(kind: str, codes: list[str]) -> list[Any]:
     async with Session(MemoryStorage(), executor_of(kind)) as session:
         assert (await session.run(BEFORE)).error is None
-        return [told(await session.run(code)) for code in codes]
+        return [comparable(await session.run(code)) for code in codes]
 
 
 async def test_the_same_expression_gives_the_same_type_everywhere() -> None:
@@ -127,7 +127,7 @@ async def test_the_same_expression_gives_the_same_type_everywhere() -> None:
 
 
 async def test_errors_are_the_same_too() -> None:
-    codes = ["1/0", "nobody", "import nowhere", "raise KeyError('k')", "def f(:", "exit(3)", "raise SystemExit", "x ="]
+    codes = ["1/0", "missing", "import nowhere", "raise KeyError('k')", "def f(:", "exit(3)", "raise SystemExit", "x ="]
     codes += ["assert False", "raise type('Own', (Exception,), {})('mine')", "raise KeyboardInterrupt", "[][1]"]
     found = {kind: await answers(kind, codes) for kind in KINDS}
     for code, *got in zip(codes, *found.values(), strict=True):
@@ -141,7 +141,7 @@ CALLS = [
     "tools.twice.call_sync(number=4)",
     "await tools.twice.call_async(4)",
     "tools.twice('x', 'y')",
-    "tools.nobody()",
+    "tools.missing()",
     "workflows.list()",
     "workflows.create('w', 'def run(a, b=2): return {1: (a, b)}', 'Pairs')",
     "workflows.w(1)",
@@ -149,8 +149,8 @@ CALLS = [
     "await workflows.w.call_async(1)",
     "workflows.invoke('w', a=1)",
     "workflows.get('w')['source']",
-    "workflows.get('nobody')",
-    "workflows.nobody()",
+    "workflows.get('missing')",
+    "workflows.missing()",
     "workflows.w()",
     "workflows.search('pairs')[0]['name']",
     "skills is workflows",
@@ -172,7 +172,7 @@ CALLS = [
 ]
 
 
-async def test_what_the_four_names_give_is_the_same_too(tmp_path: Path) -> None:
+async def test_calls_of_the_namespaces_return_the_same(tmp_path: Path) -> None:
     found: dict[str, list[Any]] = {}
     for kind in KINDS:
         async with Session(MemoryStorage(), executor_of(kind)) as session:
@@ -182,15 +182,15 @@ async def test_what_the_four_names_give_is_the_same_too(tmp_path: Path) -> None:
                 return number * 2
 
             session.register_tool(twice)
-            found[kind] = [told(await session.run(code)) for code in CALLS]
+            found[kind] = [comparable(await session.run(code)) for code in CALLS]
     for code, *got in zip(CALLS, *found.values(), strict=True):
         assert all(each == got[0] for each in got), f"{code}: {dict(zip(KINDS, got, strict=True))}"
     by_code = dict(zip(CALLS, found["sandboxed"], strict=True))
     failed = {code: error for code, (_, error, _) in by_code.items() if error is not None}
     assert failed == {
         "tools.twice('x', 'y')": "ToolCallError",
-        "tools.nobody()": "ToolNotFoundError",
-        "workflows.nobody()": "WorkflowNotFoundError",
+        "tools.missing()": "ToolNotFoundError",
+        "workflows.missing()": "WorkflowNotFoundError",
         "workflows.w()": "TypeError",
         "artifacts.load('b')": "ArtifactNotFoundError",
         "artifacts.save('../x', 1)": "ArtifactNameRefused",
@@ -200,7 +200,7 @@ async def test_what_the_four_names_give_is_the_same_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind_of", KINDS)
-async def test_a_value_too_deep_or_that_cannot_tell_itself_is_still_a_result(kind_of: str) -> None:
+async def test_too_deep_values_and_failing_reprs_are_results(kind_of: str) -> None:
     async with Session(MemoryStorage(), executor_of(kind_of)) as session:
         result = await session.run("deep = []\nfor _ in range(100000): deep = [deep]\ndeep")
         assert result.error is None or result.error_type == "RecursionError"
