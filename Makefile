@@ -8,7 +8,7 @@
 export PYTHONDONTWRITEBYTECODE =
 
 PYTEST = .venv/bin/python -m pytest
-CHECKS = tests/test_docs.py tests/cli/test_documented.py tests/test_vocabulary.py
+CHECKS = tests/test_docs.py tests/cli/test_reference.py tests/test_vocabulary.py
 # A test spends half of its time waiting for a process or a server, so run two per processor.
 PARALLEL = -n $(shell expr 2 \* $$(nproc)) --dist worksteal
 
@@ -27,10 +27,12 @@ check: dev-venv  ## style, types, layers, generated code, vocabulary, and the ex
 	.venv/bin/python -m mypy
 	.venv/bin/lint-imports
 	@.venv/bin/python scripts/generate-sync --check
+	@.venv/bin/python scripts/generate-command-line --check
 	$(PYTEST) -q $(PARALLEL) $(CHECKS)
 
-generate: dev-venv  ## generate the synchronous modules from the asynchronous ones
+generate: dev-venv  ## generate the synchronous modules and the reference of the command line
 	@.venv/bin/python scripts/generate-sync
+	@.venv/bin/python scripts/generate-command-line
 
 gates: dev-venv  ## show that each check can fail: plant a violation for each
 	@scripts/seed-violations

@@ -1,4 +1,4 @@
-"""The tour does what it says: a process really dies in mid-append, and nothing that was acknowledged is lost."""
+"""`carrel demo`: every step works, and nothing is left behind."""
 
 import json
 import os
@@ -6,72 +6,59 @@ import re
 import signal
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from carrel.cli.demo_package import write_wheel
-from carrel.cli.demo_story import CUT_SHORT, OTHERS, STORY, STORY_ID
+from carrel.cli.demo import CONVERSATIONS, WRITER
 
 
-def test_the_writer_is_killed_with_half_a_line_in_the_log(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "carrel.cli.demo_writer", tmp_path], capture_output=True, text=True, timeout=60
-    )
+def test_the_writing_process_is_killed_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", WRITER, tmp_path, json.dumps(CONVERSATIONS)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == -signal.SIGKILL
-    acknowledged = [line.split()[0] for line in done.stdout.splitlines()[1:]]
-    assert acknowledged.count(STORY_ID) == len(STORY)
-    assert len(acknowledged) == len(STORY) + sum(map(len, OTHERS.values()))
-    whole, _, half = (tmp_path / STORY_ID / "messages.jsonl").read_bytes().rpartition(b"\n")
-    assert whole.count(b"\n") == len(STORY) - 1
-    assert half.startswith(b'{"role":"user","content":[{"type":"tool_result"')
-    with pytest.raises(json.JSONDecodeError):
-        json.loads(half)
-    assert CUT_SHORT["role"] == "user"
+    assert len(done.stdout.splitlines()) == sum(map(len, CONVERSATIONS.values()))
+    complete, _, half = (tmp_path / "totals" / "messages.jsonl").read_bytes().rpartition(b"\n")
+    assert complete.count(b"\n") == len(CONVERSATIONS["totals"]) - 1
+    assert half.startswith(b'{"role": "user", "content": [{"type": "tool_result"')
 
 
-def test_the_tour_shows_everything_and_leaves_nothing(carrel: Any, tmp_path: Path, home: Path) -> None:
-    place = tmp_path / "tmp"
-    place.mkdir()
-    shown = carrel("demo", env={"TMPDIR": str(place)}).stdout
+def test_the_tour_shows_every_step_and_removes_its_files(carrel: Any, tmp_path: Path, home: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    printed = carrel("demo", env={"TMPDIR": str(temporary)}).stdout
     for piece in (
-        "12 messages acknowledged in ",
-        "ends in half a line",
-        "All 12 acknowledged messages are there, word for word.",
-        "set aside",
+        "['OSLO', 'PORTO']",
+        "'sunny in Oslo'",
+        "variables: restored",
+        "steps: ",
+        "All 6 acknowledged messages are there",
         "error: tool call was interrupted",
         "sourdough",
-        "Forked at entry 4",
-        "9 messages visible before, 4 after",
+        "2 messages are visible; the log keeps all 6 entries",
         "totals.html",
+        "solved",
     ):
-        assert piece in shown, piece
-    took = re.search(r"That took ([\d.]+) seconds", shown)
-    assert took is not None
-    assert str(place / "carrel-demo-") in shown
-    assert list(place.iterdir()) == []
-    assert not home.exists(), "the tour does not touch your own sessions"
+        assert piece in printed, piece
+    assert re.search(r"That took [\d.]+ seconds", printed)
+    assert str(temporary / "carrel-demo-") in printed
+    assert list(temporary.iterdir()) == []
+    assert not (home / "sessions").exists(), "the tour does not touch the user's own sessions"
 
 
-def test_keep_leaves_the_sessions_and_the_page(carrel: Any, tmp_path: Path) -> None:
-    shown = carrel("demo", "--keep", "tour").stdout
-    page = tmp_path / "tour" / "totals.html"
-    assert str(page) in shown
-    assert "set aside by a rewind" in page.read_text("utf-8")
-    metas = json.loads(carrel("sessions", "list", "--data", tmp_path / "tour" / "sessions", "--json").stdout)
-    assert {meta["id"] for meta in metas} == {STORY_ID, *OTHERS, "demo-fork"}
-    carrel("demo", "--keep", "tour", code=2)
+def test_output_keeps_all_files_in_a_base_folder(carrel: Any, tmp_path: Path) -> None:
+    carrel("demo", "--output", "tour")
+    assert "set aside by a rewind" in (tmp_path / "tour" / "totals.html").read_text("utf-8")
+    metas = json.loads(carrel("sessions", "list", "--base", "tour", "--json").stdout)
+    assert {meta["id"] for meta in metas} == set(CONVERSATIONS)
+    assert "exists" in carrel("demo", "--output", "tour", code=2).stderr
 
 
 def test_the_tour_fits_a_terminal(at_terminal: Any) -> None:
-    columns = 80
-    terminal = at_terminal("demo", columns=columns)
+    terminal = at_terminal("demo", columns=80)
     assert terminal.end() == 0
     lines = re.sub(r"\x1b\[[0-9;]*m", "", terminal.shown).splitlines()
-    assert max(len(line.rstrip()) for line in lines) <= columns
-    assert len(lines) < 95
+    assert max(len(line.rstrip()) for line in lines) <= 80
+    assert len(lines) < 60
 
 
 def test_ctrl_c_leaves_nothing_behind(environment: dict[str, str], tmp_path: Path) -> None:
@@ -92,13 +79,7 @@ def test_ctrl_c_leaves_nothing_behind(environment: dict[str, str], tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_tour_does_not_hang_on_the_clock(tmp_path: Path) -> None:
-    wheel = write_wheel(tmp_path, "weather", "x = 1\n")
-    with zipfile.ZipFile(wheel) as archive:
-        assert {entry.date_time for entry in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
-
-
-def test_a_full_disk_ends_the_tour_in_a_line_each(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_tour_with_one_line(environment: dict[str, str], tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()
     command = f'mount -t tmpfs -o size=16k tmpfs {full} && exec "$@"'

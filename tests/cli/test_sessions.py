@@ -1,7 +1,8 @@
-"""`carrel sessions`, typed at a shell: what it prints for people and for programs."""
+"""`carrel sessions`: what it prints for people and as JSON."""
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -39,7 +40,7 @@ def test_list_shows_the_newest_first_and_whole_ids(carrel: Any, keep: Any, stars
     assert [meta["message_count"] for meta in found] == [1, 3]
 
 
-def test_list_with_nothing_there_says_so(carrel: Any, home: Path) -> None:
+def test_list_without_sessions(carrel: Any, home: Path) -> None:
     assert carrel("sessions", "list").stdout == f"No sessions in {home / 'sessions'} yet.\n"
     assert json.loads(carrel("sessions", "list", "--json").stdout) == []
     assert not (home / "sessions").exists(), "looking makes nothing"
@@ -65,11 +66,11 @@ def test_list_by_folder_tag_archive_and_limit(carrel: Any, keep: Any, stars: str
     assert ids("--tag", "blue") == set()
     assert len(ids("--limit", "2")) == 2
     assert "1 more; --limit 0 shows all" in carrel("sessions", "list", "--limit", "2").stdout
-    assert "fit (1 archived; --all shows them too)." in carrel("sessions", "list", "--tag", "blue").stdout
+    assert "match (1 archived; --all shows them too)." in carrel("sessions", "list", "--tag", "blue").stdout
 
 
 @pytest.mark.parametrize("name", ["stars", "sta", "last"])
-def test_a_session_is_named_by_its_id_its_beginning_or_last(carrel: Any, stars: str, name: str) -> None:
+def test_a_session_is_named_by_its_id_its_start_or_last(carrel: Any, stars: str, name: str) -> None:
     assert "Why do stars twinkle?" in carrel("sessions", "show", name).stdout
 
 
@@ -99,7 +100,7 @@ def test_show_reads_like_a_conversation(carrel: Any, keep: Any) -> None:
     assert len(json.loads(carrel("sessions", "show", "s1", "--json", "--limit", "1").stdout)["messages"]) == 1
 
 
-def test_show_entries_is_the_log_with_its_numbers(carrel: Any, keep: Any, stars: str) -> None:
+def test_show_entries_is_the_numbered_log(carrel: Any, keep: Any, stars: str) -> None:
     async def rewind(store: SessionStore) -> None:
         await store.append_rewind(stars, 1)
         await store.label(stars, "here", 1)
@@ -117,7 +118,7 @@ def test_show_entries_is_the_log_with_its_numbers(carrel: Any, keep: Any, stars:
     assert json.loads(lines[1])["entry"]["meta"]["text"] == "here"
 
 
-def test_what_cannot_be_read_costs_only_its_line_and_is_told(carrel: Any, home: Path, stars: str) -> None:
+def test_an_unreadable_line_is_reported(carrel: Any, home: Path, stars: str) -> None:
     log = home / "sessions" / stars / "messages.jsonl"
     with log.open("ab") as file:
         file.write(b"{broken\n")
@@ -128,7 +129,7 @@ def test_what_cannot_be_read_costs_only_its_line_and_is_told(carrel: Any, home: 
     assert "Line 4 could not be read" in carrel("sessions", "show", stars, "--entries").stdout
 
 
-def test_tail_shows_the_end_and_stops_when_told(carrel: Any, keep: Any, stars: str) -> None:
+def test_tail_without_follow(carrel: Any, keep: Any, stars: str) -> None:
     async def more(store: SessionStore) -> None:
         await store.append_many(stars, [user_text_message(f"number {n}") for n in range(4, 21)])
 
@@ -155,10 +156,10 @@ def test_tail_follows_what_another_process_writes_until_interrupted(
         assert json.loads(process.stdout.readline())["seq"] == 3
 
         async def write(store: SessionStore) -> None:
-            await store.append_message(stars, user_text_message("said just now"))
+            await store.append_message(stars, user_text_message("added just now"))
 
         keep(write)
-        assert "said just now" in process.stdout.readline()
+        assert "added just now" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
         assert process.stderr.read() == ""
@@ -169,7 +170,7 @@ def test_tail_follows_what_another_process_writes_until_interrupted(
         process.stderr.close()
 
 
-def test_search_finds_what_was_said_and_marks_it(carrel: Any, at_terminal: Any, stars: str) -> None:
+def test_search_marks_the_words(carrel: Any, at_terminal: Any, stars: str) -> None:
     shown = carrel("sessions", "search", "moving", "air").stdout
     assert "Because moving air bends their light." in shown
     assert stars in shown
@@ -195,9 +196,9 @@ def test_fork_makes_another_session_up_to_an_entry(carrel: Any, stars: str) -> N
     assert "has 3 messages." in carrel("sessions", "fork", stars).stdout
 
 
-def test_rewind_goes_back_and_can_be_undone(carrel: Any, stars: str) -> None:
-    told = carrel("sessions", "rewind", stars, "--to", "1").stdout
-    assert told == "Rewound: 1 message visible. `carrel sessions rewind stars --to-seq 3` undoes it.\n"
+def test_a_rewind_can_be_undone(carrel: Any, stars: str) -> None:
+    printed = carrel("sessions", "rewind", stars, "--to", "1").stdout
+    assert printed == "Rewound: 1 message visible. `carrel sessions rewind stars --to-seq 3` undoes it.\n"
     assert "And planets?" not in carrel("sessions", "show", stars).stdout
     undone = json.loads(carrel("sessions", "rewind", stars, "--to-seq", "3", "--json").stdout)
     assert undone == {"session_id": stars, "seq": 5, "visible_messages": 3, "undo_to_seq": 4}
@@ -213,7 +214,7 @@ def test_label_tag_rename_and_archive(carrel: Any, stars: str) -> None:
     assert carrel("sessions", "tag", stars, "b", "a").stdout == "stars is tagged a, b.\n"
     assert carrel("sessions", "tag", stars, "b", "--remove").stdout == "stars is tagged a.\n"
     assert json.loads(carrel("sessions", "tag", stars, "--json").stdout)["tags"] == ["a"]
-    assert carrel("sessions", "rename", stars, "Night").stdout == "stars is now called Night.\n"
+    assert carrel("sessions", "rename", stars, "Night").stdout == "stars has the new title Night.\n"
     assert carrel("sessions", "archive", stars).stdout == "stars is archived.\n"
     assert json.loads(carrel("sessions", "list", "--json").stdout) == []
     assert json.loads(carrel("sessions", "unarchive", stars, "--json").stdout)["archived_at"] is None
@@ -221,7 +222,7 @@ def test_label_tag_rename_and_archive(carrel: Any, stars: str) -> None:
     assert (meta["title"], meta["tags"]) == ("Night", ["a"])
 
 
-def test_delete_asks_and_takes_no_for_an_answer(at_terminal: Any, home: Path, stars: str) -> None:
+def test_delete_asks_for_confirmation(at_terminal: Any, home: Path, stars: str) -> None:
     folder = home / "sessions" / stars
     terminal = at_terminal("sessions", "delete", stars)
     terminal.wait_for("Delete this session for ever? [y/N] ")
@@ -235,14 +236,14 @@ def test_delete_asks_and_takes_no_for_an_answer(at_terminal: Any, home: Path, st
     assert not folder.exists()
 
 
-def test_delete_without_a_terminal_wants_yes(carrel: Any, home: Path, stars: str) -> None:
+def test_delete_without_a_terminal_needs_yes(carrel: Any, home: Path, stars: str) -> None:
     assert "--yes" in carrel("sessions", "delete", stars, code=2).stderr
     assert (home / "sessions" / stars).exists()
     assert carrel("sessions", "delete", stars, "--yes").stdout == "Deleted stars.\n"
     assert not (home / "sessions" / stars).exists()
 
 
-def test_prune_only_says_which_until_it_is_told_to(carrel: Any, keep: Any, home: Path, stars: str) -> None:
+def test_prune_without_yes_only_lists(carrel: Any, keep: Any, home: Path, stars: str) -> None:
     async def old(store: SessionStore) -> None:
         for name in ("old", "marked"):
             await store.append_message(name, user_text_message(name), model="m")
@@ -253,8 +254,8 @@ def test_prune_only_says_which_until_it_is_told_to(carrel: Any, keep: Any, home:
         meta = home / "sessions" / name / "meta.json"
         meta.write_text(json.dumps(json.loads(meta.read_text()) | {"updated_at": "2020-01-01T00:00:00+00:00"}))
     assert json.loads(carrel("sessions", "prune", "--older-than", "30d", "--json").stdout)["deleted"] is False
-    told = carrel("sessions", "prune", "--older-than", "30d").stdout
-    assert "2 sessions would be deleted; --yes does it." in told
+    printed = carrel("sessions", "prune", "--older-than", "30d").stdout
+    assert "2 sessions would be deleted; --yes does it." in printed
     assert (home / "sessions" / "old").exists()
     assert "Deleted 2 sessions." in carrel("sessions", "prune", "--older-than", "4w", "--yes").stdout
     assert [meta["id"] for meta in json.loads(carrel("sessions", "list", "--json").stdout)] == ["marked"]
@@ -262,7 +263,7 @@ def test_prune_only_says_which_until_it_is_told_to(carrel: Any, keep: Any, home:
     assert "1 session would be" in carrel("sessions", "prune", "--older-than", "12h", "--labelled").stdout
 
 
-def test_what_a_writer_left_without_closing_is_counted_before_it_is_deleted(
+def test_messages_are_counted_before_a_deletion(
     carrel: Any, at_terminal: Any, home: Path, environment: dict[str, str]
 ) -> None:
     program = """
@@ -284,8 +285,8 @@ asyncio.run(main())
     assert terminal.end() == 1
     (found,) = json.loads(carrel("sessions", "prune", "--older-than", "30d", "--json").stdout)["sessions"]
     assert found["message_count"] == 50
-    told = carrel("sessions", "prune", "--older-than", "30d", "--yes").stdout
-    assert told.splitlines()[1].split()[:4] == ["busy", "important", "0", "50"]
+    printed = carrel("sessions", "prune", "--older-than", "30d", "--yes").stdout
+    assert printed.splitlines()[1].split()[:4] == ["busy", "important", "0", "50"]
 
 
 def test_a_session_of_a_newer_carrel_is_never_pruned(carrel: Any, home: Path, stars: str) -> None:
@@ -299,7 +300,7 @@ def test_a_session_of_a_newer_carrel_is_never_pruned(carrel: Any, home: Path, st
     assert meta.exists()
 
 
-def test_usage_counts_tokens_and_what_they_cost(carrel: Any, stars: str, tmp_path: Path) -> None:
+def test_usage_with_prices(carrel: Any, stars: str, tmp_path: Path) -> None:
     plain = carrel("sessions", "usage", stars).stdout
     assert "COST" not in plain
     assert plain.splitlines()[1].split() == ["m-1", "12", "9", "0", "0", "21"]
@@ -317,40 +318,83 @@ def test_export_writes_a_file_once(carrel: Any, stars: str, tmp_path: Path) -> N
     (tmp_path / "s.html").write_text("mine")
     assert "--force" in carrel("sessions", "export", stars, "-o", "s.html", code=2).stderr
     assert (tmp_path / "s.html").read_text() == "mine"
-    told = json.loads(carrel("sessions", "export", stars, "-o", "s.html", "--force", "--json").stdout)
-    assert told["bytes"] == (tmp_path / "s.html").stat().st_size == len(page.encode())
+    printed = json.loads(carrel("sessions", "export", stars, "-o", "s.html", "--force", "--json").stdout)
+    assert printed["bytes"] == (tmp_path / "s.html").stat().st_size == len(page.encode())
     assert carrel("sessions", "export", stars, "-f", "markdown").stdout.startswith("# Stars\n")
     lines = carrel("sessions", "export", stars).stdout.splitlines()
     assert [json.loads(line)["role"] for line in lines] == ["user", "assistant", "user"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "s.html"], "nothing is left beside it"
 
 
-def test_import_tells_where_every_line_went(carrel: Any, tmp_path: Path, keep: Any, stars: str) -> None:
+def test_import_accounts_for_every_line(carrel: Any, tmp_path: Path, keep: Any, stars: str) -> None:
     other = tmp_path / "other"
-    told = carrel("sessions", "import", tmp_path / "home" / "sessions" / stars, "--data", other).stdout
-    assert "IMPORTED" in told
-    assert "UNREADABLE" in told
-    assert "bends their light" in carrel("sessions", "show", "last", "--data", other).stdout
+    printed = carrel("sessions", "import", tmp_path / "home" / "sessions" / stars, "--base", other).stdout
+    assert "IMPORTED" in printed
+    assert "UNREADABLE" in printed
+    assert "bends their light" in carrel("sessions", "show", "last", "--base", other).stdout
     document = json.loads(
         carrel(
-            "sessions", "import", tmp_path / "home" / "sessions" / stars, "--data", tmp_path / "third", "--json"
+            "sessions", "import", tmp_path / "home" / "sessions" / stars, "--base", tmp_path / "third", "--json"
         ).stdout
     )
     assert document["imports"][0]["imported"] == 3
     assert document["refused"] == []
 
 
-def test_import_of_what_is_no_conversation_is_a_failed_task(carrel: Any, tmp_path: Path) -> None:
+def test_import_of_an_unknown_format_fails(carrel: Any, tmp_path: Path) -> None:
     (tmp_path / "poem.txt").write_text("roses are red\n")
     assert "poem.txt" in carrel("sessions", "import", "poem.txt", code=1).stderr
 
 
-def test_data_names_another_folder(carrel: Any, home: Path, stars: str, tmp_path: Path) -> None:
-    assert "Stars" in carrel("sessions", "list", "--data", home / "sessions", env={"CARREL_HOME": str(tmp_path)}).stdout
-    assert "yet" in carrel("sessions", "list", "--data", tmp_path / "none").stdout
+@pytest.mark.parametrize("option", ["--base", "--data"])
+def test_base_may_be_a_folder_of_sessions_and_data_is_its_former_name(
+    carrel: Any, home: Path, stars: str, tmp_path: Path, option: str
+) -> None:
+    elsewhere = {"CARREL_HOME": str(tmp_path)}
+    for folder in (home, home / "sessions"):
+        assert "Stars" in carrel("sessions", "list", option, folder, env=elsewhere).stdout
+    assert "--data" not in carrel("sessions", "list", "--help").stdout
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(environment: dict[str, str], keep: Any) -> None:
+def test_tree_shows_ancestors_and_forks(carrel: Any, stars: str) -> None:
+    child = json.loads(carrel("sessions", "fork", stars, "--title", "Child", "--json").stdout)["id"]
+    grandchild = json.loads(carrel("sessions", "fork", child, "--title", "Grandchild", "--json").stdout)["id"]
+    for start in (stars, child, grandchild):
+        tree = json.loads(carrel("sessions", "tree", start, "--json").stdout)
+        assert [(one["id"], one["depth"]) for one in tree] == [(stars, 0), (child, 1), (grandchild, 2)]
+    lines = carrel("sessions", "tree", child).stdout.splitlines()
+    assert [line.split()[:3] for line in lines[1:]] == [
+        [stars, "3", lines[1].split()[2]],
+        ["└", child, "←"],
+        ["│", "└", grandchild],
+    ]
+
+
+def test_trace_shows_steps_below_the_run_that_made_them(carrel: Any, home: Path, stars: str) -> None:
+    assert "has no trace" in carrel("sessions", "trace", stars).stdout
+    steps = [
+        {"id": "c", "kind": "tool", "name": "curl.get", "parent": "r", "outcome": "timeout", "error_type": "Timeout"},
+        {"id": "r", "kind": "run", "name": "tools.curl.get()", "outcome": "error", "error": "Traceback\nKeyError: 1"},
+        {"id": "v", "kind": "verify", "name": "calc-1", "outcome": "ok"},
+    ]
+    seconds = {"c": 1, "r": 0, "v": 2}
+    for step in steps:
+        step |= {"started_at": f"2099-01-01T10:00:0{seconds[step['id']]}+00:00", "duration": 0.5}
+    trace = home / "sessions" / "abc1" / "trace.jsonl"
+    trace.parent.mkdir(parents=True)
+    trace.write_text("".join(f"{json.dumps(step)}\n" for step in steps))
+    lines = carrel("sessions", "trace", "abc").stdout.splitlines()
+    assert [[*re.split(r"  +", line)[:2], line.split("0.500  ")[-1].split()[0]] for line in lines[1:]] == [
+        ["10:00:00", "0.500", "run"],
+        ["10:00:01", "0.500", "└"],
+        ["10:00:02", "0.500", "verify"],
+    ]
+    assert "KeyError: 1" in lines[1]
+    assert "Timeout" in lines[2]
+    assert json.loads(carrel("sessions", "trace", "abc1", "--json", "--limit", "1").stdout) == steps[2:]
+
+
+def test_a_pipe_closed_early_is_no_error(environment: dict[str, str], keep: Any) -> None:
     async def write(store: SessionStore) -> None:
         await store.append_many("long", [user_text_message(f"line {n} " + "x" * 200) for n in range(3000)])
 
@@ -362,7 +406,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(environment: dict[str, str], 
         assert done.stdout.count("\n") == 1
 
 
-def test_importing_twice_says_where_it_is_and_again_imports_anyway(carrel: Any, tmp_path: Path) -> None:
+def test_importing_a_file_twice(carrel: Any, tmp_path: Path) -> None:
     file = tmp_path / "s.jsonl"
     file.write_text(json.dumps(user_text_message("What is a carrel?")) + "\n")
     carrel("sessions", "import", file)
@@ -374,7 +418,7 @@ def test_importing_twice_says_where_it_is_and_again_imports_anyway(carrel: Any, 
     assert len(json.loads(carrel("sessions", "list", "--json").stdout)) == 2
 
 
-def test_a_trace_without_a_conversation_is_told_as_such_and_deleted(carrel: Any, home: Path) -> None:
+def test_a_trace_without_a_conversation_can_be_deleted(carrel: Any, home: Path) -> None:
     trace = home / "sessions" / "abc1" / "trace.jsonl"
     trace.parent.mkdir(parents=True)
     trace.write_text("{}\n")
@@ -389,13 +433,13 @@ def test_a_trace_without_a_conversation_is_pruned_by_its_age(carrel: Any, home: 
     trace.write_text("{}\n")
     os.utime(trace, (0, 0))
     assert "abc1" in carrel("sessions", "prune", "--older-than", "1w").stdout
-    told = json.loads(carrel("sessions", "prune", "--older-than", "1w", "--yes", "--json").stdout)
-    assert [meta["id"] for meta in told["sessions"]] == ["abc1"]
+    printed = json.loads(carrel("sessions", "prune", "--older-than", "1w", "--yes", "--json").stdout)
+    assert [meta["id"] for meta in printed["sessions"]] == ["abc1"]
     assert not trace.parent.exists()
     assert (home / "sessions" / stars).exists()
 
 
-def test_an_export_goes_where_a_link_or_a_pipe_leads(carrel: Any, stars: str, tmp_path: Path) -> None:
+def test_an_export_follows_links_and_pipes(carrel: Any, stars: str, tmp_path: Path) -> None:
     (tmp_path / "link.md").symlink_to("real.md")
     (tmp_path / "real.md").write_text("old")
     carrel("sessions", "export", stars, "-o", "link.md", "--force")

@@ -1,4 +1,4 @@
-"""`carrel store` between a folder and a Redis that others share."""
+"""`carrel store` between a folder and another folder or a Redis."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def base(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["folder", "redis"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
-    """The words that name it."""
+    """The words that name the store."""
     if request.param == "folder":
         (tmp_path / "shared").mkdir()
         return [str(tmp_path / "shared")]
     return [request.getfixturevalue("redis_url"), "--prefix", tmp_path.name]
 
 
-def test_there_and_back(carrel: Carrel, base: Path, store: list[str], tmp_path: Path) -> None:
+def test_bootstrap_list_and_pull(carrel: Carrel, base: Path, store: list[str], tmp_path: Path) -> None:
     done = carrel("store", "bootstrap", base, *store)
-    assert done.stdout.splitlines()[-1] == "4 copied, 0 the same already, 0 kept."
+    assert done.stdout.splitlines()[-1] == "4 copied, 0 unchanged, 0 kept."
     assert carrel("store", "diff", base, *store).stdout == "No differences.\n"
     listed = json.loads(carrel("store", "list", *store, "--json").stdout)
     assert [(one["kind"], one["name"], one["bytes"]) for one in listed] == [
@@ -49,7 +49,7 @@ def test_there_and_back(carrel: Carrel, base: Path, store: list[str], tmp_path: 
     assert (tmp_path / "copy" / "workflows" / "add.py").read_text() == (base / "workflows" / "add.py").read_text()
 
 
-def test_what_differs_is_shown_and_kept_until_told_otherwise(carrel: Carrel, base: Path, store: list[str]) -> None:
+def test_differences_are_shown_and_kept_without_overwrite(carrel: Carrel, base: Path, store: list[str]) -> None:
     carrel("store", "bootstrap", base, *store)
     (base / "workflows" / "add.py").write_text("def run(a, b):\n    return b + a\n")
     (base / "workflows" / "new.py").write_text("def run(): pass\n")
@@ -59,48 +59,46 @@ def test_what_differs_is_shown_and_kept_until_told_otherwise(carrel: Carrel, bas
     assert {"-    return a + b", "+    return b + a", "+ workflows/new.py", "- artifacts/note.txt"} <= set(shown)
     data: list[dict[str, Any]] = json.loads(carrel("store", "diff", base, *store, "--json").stdout)
     assert [one["state"] for one in data] == ["changed", "new", "missing"]
-    said = carrel("store", "bootstrap", base, *store).stdout
-    assert "kept workflows add.py (it differs; --overwrite replaces it)" in said
-    assert "1 copied, 2 the same already, 1 kept." in said
+    printed = carrel("store", "bootstrap", base, *store).stdout
+    assert "kept workflows add.py (it differs; --overwrite replaces it)" in printed
+    assert "1 copied, 2 unchanged, 1 kept." in printed
     moved = json.loads(carrel("store", "bootstrap", base, *store, "--overwrite", "--json").stdout)
     assert [one["name"] for one in moved["copied"]] == ["add.py"]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["bootstrap", "nowhere", "shared"], "there is no folder nowhere"),
         (["list", "nowhere"], "there is no folder nowhere"),
-        (["list", "https://example.com"], "https:// is no address of a store"),
+        (["list", "https://example.com"], "https:// is not a store"),
         (["list", "base", "--only", "recipes"], "no kind 'recipes'"),
         (["pull", "base", "base/requirements.txt"], "is a file"),
         (["pull", "base", "redis://:s3cret@127.0.0.1:1/0"], "bootstrap FOLDER STORE, pull STORE FOLDER"),
         (["bootstrap", "redis://:s3cret@127.0.0.1:1/0", "base"], "bootstrap FOLDER STORE, pull STORE FOLDER"),
-        (["diff", "rediss://:s3cret@127.0.0.1:1/0", "base"], "stands where a folder is wanted"),
+        (["diff", "rediss://:s3cret@127.0.0.1:1/0", "base"], "FOLDER is the address of a store"),
         (["list", "redis://:a@s3cret/b@127.0.0.1:1/0"], "percent-encoded"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_line(carrel: Carrel, base: Path, words: list[str], said: str) -> None:
+def test_wrong_usage(carrel: Carrel, base: Path, words: list[str], message: str) -> None:
     error = carrel("store", *words, code=2).stderr
-    assert said in error
+    assert message in error
     assert "s3cret" not in error
     assert (
         sorted(found.name for found in base.parent.iterdir() if "redis" in found.name or found.name == "nowhere") == []
     )
 
 
-def test_one_that_cannot_be_copied_is_named_and_the_rest_is_copied(
-    carrel: Carrel, base: Path, redis_url: str, tmp_path: Path
-) -> None:
+def test_a_failed_copy_does_not_stop_the_others(carrel: Carrel, base: Path, redis_url: str, tmp_path: Path) -> None:
     words = [redis_url, "--prefix", tmp_path.name]
     carrel("store", "bootstrap", base, *words)
     (tmp_path / "copy" / "tools").mkdir(parents=True)
     (tmp_path / "copy" / "artifacts").write_text("in the way")
     done = carrel("store", "pull", redis_url, tmp_path / "copy", *words[1:], code=1)
     assert "failed artifacts note.txt" in done.stdout
-    assert "3 copied, 0 the same already, 0 kept, 1 failed." in done.stdout
+    assert "3 copied, 0 unchanged, 0 kept, 1 failed." in done.stdout
     assert "could not be copied" in done.stderr
 
 
-def test_a_redis_that_does_not_answer_is_the_machines_fault(carrel: Carrel) -> None:
+def test_a_redis_that_does_not_answer_is_exit_code_3(carrel: Carrel) -> None:
     assert "127.0.0.1:1" in carrel("store", "list", "redis://127.0.0.1:1/0", code=3).stderr

@@ -1,4 +1,4 @@
-"""At a terminal: colours and shortened titles, whole ids, and nothing in a session that could act on it."""
+"""At a terminal: colours, columns that fit, and control characters made harmless."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def hostile(keep: Any) -> str:
                 user_text_message(ATTACK + "needle"),
                 assistant_message([text_block(ATTACK), call, {"type": ATTACK}]),
                 build_message("user", [result, text_block(ATTACK)]),
-                build_message(ATTACK, [text_block("by nobody")]),
+                build_message(ATTACK, [text_block("by an unknown role")]),
             ],
         )
         await store.set_tags("hostile", [ATTACK])
@@ -70,21 +70,19 @@ def test_nothing_in_a_session_acts_on_the_terminal(at_terminal: Any, carrel: Any
         assert "😄" not in shown
 
 
-def test_an_error_about_something_hostile_is_harmless_too(carrel: Any) -> None:
+def test_an_error_about_hostile_text_is_harmless(carrel: Any) -> None:
     error = carrel("sessions", "show", "\x1b[31mred\x07", code=2).stderr
     assert "\x1b" not in error
     assert "\x07" not in error
 
 
-def test_json_says_everything_and_is_harmless(carrel: Any, hostile: str) -> None:
+def test_json_is_complete_and_harmless(carrel: Any, hostile: str) -> None:
     raw = carrel("sessions", "show", hostile, "--json").stdout
     assert raw == neutralize_control_chars(raw)
     assert json.loads(raw)["messages"][0]["content"][0]["text"] == ATTACK + "needle"
 
 
-def test_the_log_itself_is_harmless_at_a_terminal_and_itself_in_a_pipe(
-    at_terminal: Any, carrel: Any, hostile: str
-) -> None:
+def test_an_exported_log_is_escaped_at_a_terminal_only(at_terminal: Any, carrel: Any, hostile: str) -> None:
     terminal = at_terminal("sessions", "export", hostile, columns=20_000)
     assert terminal.end() == 0
     shown = terminal.shown.replace("\r\n", "\n")
@@ -119,7 +117,7 @@ def test_no_color_is_respected(at_terminal: Any, stars: str) -> None:
     assert re.search(r"\x1b\[[0-9;]*3[0-9]m", coloured.shown)
 
 
-def test_a_pipe_that_knows_only_ascii_gets_numbers_for_letters(carrel: Any, keep: Any) -> None:
+def test_a_pipe_that_is_ascii_only_gets_escapes(carrel: Any, keep: Any) -> None:
     async def write(store: SessionStore) -> None:
         await store.append_message("u", user_text_message("grüße 你好"), model="m")
 
@@ -128,7 +126,7 @@ def test_a_pipe_that_knows_only_ascii_gets_numbers_for_letters(carrel: Any, keep
     assert "gr\\xfc\\xdfe \\u4f60\\u597d" in done.stdout
 
 
-def test_lone_surrogates_and_huge_numbers_cost_no_output(carrel: Any, home: Any, stars: str) -> None:
+def test_lone_surrogates_and_huge_numbers_are_printed(carrel: Any, home: Any, stars: str) -> None:
     log = home / "sessions" / stars / "messages.jsonl"
     with log.open("ab") as file:
         file.write(b'{"role":"user","content":[{"type":"text","text":"half \\ud83d of it"}],"n":' + b"9" * 40 + b"}\n")
@@ -138,7 +136,7 @@ def test_lone_surrogates_and_huge_numbers_cost_no_output(carrel: Any, home: Any,
     assert "half" in carrel("sessions", "export", stars, "-f", "html").stdout
 
 
-def test_what_was_spent_fits_a_narrow_terminal(at_terminal: Any, stars: str) -> None:
+def test_usage_fits_a_narrow_terminal(at_terminal: Any, stars: str) -> None:
     terminal = at_terminal("sessions", "usage", stars, columns=40)
     assert terminal.end() == 0
     lines = ALLOWED.sub("", terminal.shown).splitlines()
@@ -147,7 +145,7 @@ def test_what_was_spent_fits_a_narrow_terminal(at_terminal: Any, stars: str) -> 
     assert "CACHE WRITE" not in lines[0]
 
 
-def test_what_was_written_by_a_clock_that_was_ahead_is_not_just_now(at_terminal: Any, keep: Any) -> None:
+def test_a_time_in_the_future_is_shown_as_a_date(at_terminal: Any, keep: Any) -> None:
     async def write(store: SessionStore) -> None:
         await store.create_session("Later", session_id="later", model="m")
         path = store.meta_path("later")

@@ -19,10 +19,10 @@ from carrel import (
     SubprocessConfig,
     SubprocessExecutor,
 )
-from carrel.cli.demo_package import write_wheel
 from carrel.execution.environments import READY
 from carrel.execution.packages import MARK
 from tests.library.remote.web import Answer, Asked, Web
+from tests.support.wheels import build_wheel
 
 KINDS = ("sandboxed", "unconfined", "in-process")
 STORAGES = ("file", "memory", "redis")
@@ -57,7 +57,7 @@ def run(number: int, times: int = 2) -> int:
 def wheelhouse(tmp_path: Path) -> Path:
     folder = tmp_path / "wheels"
     folder.mkdir()
-    write_wheel(folder, "carrel_greeting", "WORD = 'hello'\n")
+    build_wheel(folder, "carrel_greeting", source="WORD = 'hello'\n")
     return folder
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from carrel import InProcessExecutor, MemoryStorage, Session
 from carrel.errors import ToolNotFoundError, WorkflowNotFoundError
+from tests.support.wheels import build_wheel
 
-from .conftest import Open, write_wheel
+from .conftest import Open
 
 
 async def value(session: Session, code: str) -> Any:
@@ -145,7 +146,7 @@ async def test_code_sees_a_file_of_an_artifact_in_memory() -> None:
 async def test_packages_of_the_settings_are_listed_and_synced(
     open_session: Open, wheelhouse: Path, tmp_path: Path
 ) -> None:
-    write_wheel(wheelhouse, "carrel_other", "WORD = 'other'\n")
+    build_wheel(wheelhouse, "carrel_other", source="WORD = 'other'\n")
     session = await open_session(extra_deps=["carrel-greeting"], wheelhouse=wheelhouse)
     assert await session.list_deps() == ["carrel-greeting"]
     assert await value(session, "deps.list()") == ["carrel-greeting"]

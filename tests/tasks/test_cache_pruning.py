@@ -113,7 +113,7 @@ def test_the_command(carrel: object, home: Path) -> None:
     for used in (home / "cache" / "files").glob("*.used"):
         os.utime(used, (0, 0))
     assert "1 would be removed" in carrel("datasets", "prune", "--dry-run").stdout
-    answer = json.loads(carrel("datasets", "prune", "--older-than", "0.5", "--json").stdout)
+    answer = json.loads(carrel("datasets", "prune", "--older-than", "12h", "--json").stdout)
     assert (len(answer["removed"]), answer["in_use"], answer["dry_run"]) == (1, 0, False)
     assert carrel("task", "verify", "demo", "calc-1", "--gold").stdout.startswith("solved")
 

@@ -34,6 +34,7 @@ def test_the_list(carrel: Carrel, home: Path) -> None:
     done = carrel("datasets", "list", "--json")
     assert [(info["name"], info["sample_count"]) for info in json.loads(done.stdout)] == [("demo", 6), ("mine", 2)]
     assert done.stderr.startswith("note: the dataset bad cannot be read: ")
+    (home / "none").mkdir()
     assert carrel("datasets", "list", "--datasets", home / "none").stdout.startswith("No datasets in ")
 
 
@@ -50,7 +51,7 @@ def test_a_check_that_finds_something_wrong(carrel: Carrel, home: Path) -> None:
     folder = broken_demo(home)
     done = carrel("datasets", "check", "mine", code=1)
     assert "slug-1: in fail_to_pass, and is not run with the patch: tests.test_slug.Slug.test_of_dreams" in done.stdout
-    assert done.stderr == "error: 1 of 2 samples of mine are not right: slug-1\n"
+    assert done.stderr == "error: 1 of 2 samples of mine are wrong: slug-1\n"
     findings = json.loads(carrel("datasets", "check", folder, "--json", "--workers", 1, code=1).stdout)
     assert [(finding["sample_id"], finding["status"]) for finding in findings] == [
         ("calc-1", "right"),
@@ -106,10 +107,10 @@ def test_history_becomes_a_dataset(carrel: Carrel, home: Path, tmp_path: Path) -
     repo = grown(tmp_path / "hello")
     words = ["--repo", repo, "--commits", "main~2..main", "--test-command", "sh tests/run", "--report", "tap"]
     done = carrel("datasets", "import", "--name", "hello", *words)
-    assert done.stdout.splitlines()[-1] == f"1 samples in {home}/datasets/hello"
+    assert done.stdout.splitlines()[-1] == f"1 sample in {home}/datasets/hello"
     lines = [line.split(None, 2) for line in done.stdout.splitlines()]
-    assert done.stdout.startswith("1 commits touch both source and tests\n1/1  ")
-    assert lines[2:4] == [["LEFT", "OUT", "WHY"], [lines[3][0], "it", "touches no tests"]]
+    assert done.stdout.startswith("1 commit changes both source and tests\n1/1  ")
+    assert lines[2:4] == [["SKIPPED", "REASON"], [lines[3][0], "it", "touches no tests"]]
     assert "right" in carrel("datasets", "check", "hello").stdout
     assert "exists already" in carrel("datasets", "import", "--name", "hello", *words, code=2).stderr
 
@@ -123,7 +124,7 @@ def test_a_person_sees_how_far_an_import_is_and_how_to_go_on(at_terminal: Any, t
     terminal.wait_for("1 fail to pass, 0 pass")
     terminal.wait_for("1/2")
     terminal.press("\x03")
-    terminal.wait_for("stopped; 1 of 2 commits are judged, and --resume goes on from there")
+    terminal.wait_for("stopped; 1 of 2 commits are verified, --resume continues there")
     assert terminal.end() == 130
 
 
@@ -146,9 +147,9 @@ def test_swebench_lines_become_a_dataset(carrel: Carrel, home: Path, tmp_path: P
 
 
 def test_an_import_that_was_typed_wrong(carrel: Carrel, tmp_path: Path) -> None:
-    assert "needs a --name" in carrel("datasets", "import", "x.jsonl", code=2).stderr
-    assert "give a FILE and --files" in carrel("datasets", "import", "--name", "x", code=2).stderr
-    assert "give a FILE and --files" in carrel("datasets", "import", "a", "--repo", "b", "--name", "x", code=2).stderr
+    assert "--name is missing" in carrel("datasets", "import", "x.jsonl", code=2).stderr
+    assert "give FILE and --files" in carrel("datasets", "import", "--name", "x", code=2).stderr
+    assert "give FILE and --files" in carrel("datasets", "import", "a", "--repo", "b", "--name", "x", code=2).stderr
     assert "there is no file" in carrel("datasets", "import", "a", "--files", ".", "--name", "x", code=2).stderr
     wrong = ["--test-command", "true", "--report", "vibes"]
     repo = ["--repo", grown(tmp_path / "repo"), "--commits", "main~2..main"]

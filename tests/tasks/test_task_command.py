@@ -143,7 +143,10 @@ def test_what_is_typed_wrong_is_one_line(carrel: Carrel, sums: Path) -> None:
     assert "there is no dataset 'sum'" in carrel("task", "run", "sum", "--agent", "true", code=2).stderr
     assert "has no sample 'calc-9'" in carrel("task", "run", "sums", "calc-9", "--agent", "true", code=2).stderr
     assert "one of --patch FILE" in carrel("task", "verify", "sums", "calc-1", code=2).stderr
-    assert "no such variable" in carrel("task", "run", "sums", "--agent", "x", "--env", "NO_SUCH", code=2).stderr
+    assert (
+        "the variable is not set here"
+        in carrel("task", "run", "sums", "--agent", "x", "--env", "NO_SUCH", code=2).stderr
+    )
     assert "there is no /no/such" in carrel("task", "run", "sums", "--agent", "x", "--mount", "/no/such", code=2).stderr
     assert "no.patch: No such file" in carrel("task", "verify", "sums", "calc-1", "--patch", "no.patch", code=2).stderr
 

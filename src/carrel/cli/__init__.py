@@ -1,4 +1,4 @@
-"""Words typed, calls made, lines printed."""
+"""The command line: parses arguments, calls the library, prints the result."""
 
 import gc
 import sys
@@ -10,28 +10,49 @@ import typer
 
 from carrel import __version__
 from carrel.cli.exit_codes import run_cli
+from carrel.cli.options import HELP_NAMES, HelpGroup
 
 if TYPE_CHECKING:
     app: typer.Typer
 
-_WORDS = {
-    "demo": "demo.demo",
-    "run": "run.run",
-    "repl": "repl.repl",
+_COMMANDS = {
+    "demo": "demo.app",
+    "run": "run.app",
+    "repl": "repl.app",
+    "doctor": "doctor.app",
     "sessions": "sessions.app",
-    "tools": "tools.app",
-    "workflows": "workflows.app",
-    "artifacts": "artifacts.app",
-    "deps": "deps.app",
+    "tools": "library.tools",
+    "workflows": "library.workflows",
+    "artifacts": "library.artifacts",
+    "deps": "library.deps",
     "store": "store.app",
     "datasets": "datasets.app",
     "task": "task.app",
-    "serve": "serve.serve",
-    "keys": "keys.app",
-    "mcp": "mcp.mcp",
-    "doctor": "doctor.doctor",
+    "serve": "server.app",
+    "mcp": "server.app",
+    "keys": "server.keys",
 }
-"""Each first word, and the file of this room with what it does."""
+"""The module of each command; only that of the typed one is loaded."""
+
+_EXAMPLES = """\
+\b
+Examples:
+  carrel demo
+  carrel run "sum(range(10))"
+  carrel sessions show last
+  carrel tools list
+  carrel task verify demo calc-1 --gold
+  carrel serve --port 8765
+"""
+
+_RENAMED_OPTIONS = {
+    "sessions": {"--data": "--base"},
+    "artifacts": {"--out": "--output"},
+    "demo": {"--keep": "--output"},
+    "task": {"--keep": "--logs"},
+    "serve": {"--keep": "--retention", "--warm": "--prewarmed"},
+}
+"""Names that options had in 0.1; accepted until 0.3."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -50,38 +71,43 @@ def _carrel(
         typer.echo(context.get_help())
 
 
-def app_with(words: Sequence[str]) -> typer.Typer:
-    """The command line with these first words."""
-    made = typer.Typer(
+def make_app(commands: Sequence[str]) -> typer.Typer:
+    """Return the command line with these commands."""
+    app = typer.Typer(
         name="carrel",
-        help="A private place for every AI agent to work: what was said, what is known, what was made.",
-        # Plain help: it comes in a fraction of the time, reads the same in a pipe, and needs no colour.
+        help="A session for every AI agent: a conversation, a sandboxed Python and a workspace.",
+        epilog=_EXAMPLES,
+        cls=HelpGroup,
         rich_markup_mode=None,
-        add_completion=False,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings=HELP_NAMES,
     )
-    made.callback(invoke_without_command=True)(_carrel)
-    for word in words:
-        file, _, name = _WORDS[word].partition(".")
-        found = getattr(import_module(f"carrel.cli.{file}"), name)
-        if isinstance(found, typer.Typer):
-            made.add_typer(found, name=word)
-        else:
-            made.command(word)(found)
-    return made
+    app.callback(invoke_without_command=True)(_carrel)
+    for target in dict.fromkeys(_COMMANDS[name] for name in commands):
+        module, _, name = target.partition(".")
+        app.add_typer(getattr(import_module(f"carrel.cli.{module}"), name))
+    return app
 
 
 def __getattr__(name: str) -> Any:
     if name != "app":
         raise AttributeError(f"module 'carrel.cli' has no attribute {name!r}")
-    return app_with(list(_WORDS))
+    return make_app(list(_COMMANDS))
 
 
 def main() -> int:
-    """Run the command line of this process; returns its exit code."""
-    # Loading a command makes many objects and no garbage: looked through as often as usual, it takes a fifth longer.
+    """Run the command line of this process; return its exit code."""
+    # Loading creates many objects and no garbage; collecting at the default rate would take a fifth longer.
     gc.set_threshold(20_000, *gc.get_threshold()[1:])
-    # Who types a command async_command for that one to load, and not for all the others.
-    typed = sys.argv[1:2]
-    return run_cli(lambda: app_with(typed if typed and typed[0] in _WORDS else list(_WORDS)))
+    typed = sys.argv[1] if len(sys.argv) > 1 else ""
+    sys.argv[2:] = _with_new_names(sys.argv[2:], _RENAMED_OPTIONS.get(typed, {}))
+    return run_cli(lambda: make_app([typed] if typed in _COMMANDS else list(_COMMANDS)))
+
+
+def _with_new_names(words: list[str], renamed: dict[str, str]) -> list[str]:
+    """Replace the former names of options."""
+    result = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        result.append(renamed.get(name, name) + equals + value)
+    return result

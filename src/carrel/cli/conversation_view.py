@@ -2,14 +2,14 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from carrel.cli.output import Column, console, is_terminal, print_indented, print_table, print_text, safe_text, when
 from carrel.conversation.export import describe_event, time_of
 from carrel.conversation.messages import ConversationMessage, MessageBlock, blocks_of, meta_of, tool_result_text
-from carrel.text import readable_size, readable_time, single_line
+from carrel.text import parse_time, readable_size, readable_time, single_line
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from carrel.conversation.importers import ImportReport
     from carrel.conversation.search.search import SearchHit
 
-LONGEST_LINE = 300
-"""How much of a tool call is shown, unless all is asked for."""
-MOST_LINES = 12
-"""How many lines of a tool result are shown, unless all is asked for."""
+MAX_INPUT = 300
+"""Characters of a tool call's input without --full."""
+MAX_LINES = 12
+"""Lines of a tool result without --full."""
 SHORTEST_ID = 8
 LONGEST_ID = 20
-"""An id that somebody chose is rarely longer, and is shown as it is."""
+"""Ids chosen by users are rarely longer and are never shortened."""
 
 
 def short_ids(every: Iterable[str]) -> Callable[[str], str]:
-    """At a terminal, as much of an id as tells it from all others; in a pipe, and for one not among them, all of it."""
+    """Return a function that shortens an id, at a terminal, to a start that no other id has."""
     if not is_terminal():
         return str
     ordered = sorted(every)
@@ -112,7 +112,7 @@ def print_imports(reports: Sequence["ImportReport"], short: Callable[[str], str]
     for what, count in _summed(report.ignored for report in reports).items():
         print_text(f"ignored {count:,} × {what}" + (f": {reasons[what]}" if what in reasons else ""), "dim")
     for what, count in _summed(report.unknown for report in reports).items():
-        print_text(f"unknown {count:,} × {what}: kept out, and left in the file", "yellow")
+        print_text(f"unknown {count:,} × {what}: not imported", "yellow")
     for report in reports:
         if report.unreadable:
             shown = ", ".join(map(str, report.unreadable[:10]))
@@ -226,8 +226,8 @@ def _block(block: MessageBlock, whole: bool) -> tuple[str, str]:
             return _lines(f"thinking: {block.get('text') or ''}", whole), "dim italic"
         case "tool_use":
             given = json.dumps(block.get("input"), ensure_ascii=False, default=str)
-            if not whole and len(given) > LONGEST_LINE:
-                given = f"{given[:LONGEST_LINE]}… ({readable_size(len(given))})"
+            if not whole and len(given) > MAX_INPUT:
+                given = f"{given[:MAX_INPUT]}… ({readable_size(len(given))})"
             return f"→ {single_line(block.get('name') or 'tool')} {given}", "cyan"
         case "tool_result":
             shown = block.get("display_text")
@@ -245,9 +245,9 @@ def _block(block: MessageBlock, whole: bool) -> tuple[str, str]:
 
 def _lines(text: str, whole: bool) -> str:
     lines = text.rstrip().split("\n")
-    if whole or len(lines) <= MOST_LINES + 1:
+    if whole or len(lines) <= MAX_LINES + 1:
         return text.rstrip()
-    return "\n".join([*lines[:MOST_LINES], f"… {len(lines) - MOST_LINES:,} more lines; --full shows them"])
+    return "\n".join([*lines[:MAX_LINES], f"… {len(lines) - MAX_LINES:,} more lines; --full shows them"])
 
 
 def print_entry_line(seq: int, entry: ConversationMessage) -> None:
@@ -259,3 +259,75 @@ def print_entry_line(seq: int, entry: ConversationMessage) -> None:
     console().print(
         safe_text(line), no_wrap=True, overflow="ellipsis" if is_terminal() else "ignore", crop=is_terminal()
     )
+
+
+# --- traces and trees -----------------------------------------------------------------------------------------------
+
+
+def print_trace(lines: Sequence[Mapping[str, Any]]) -> None:
+    """Print the steps of a session; the calls that a run made are indented below it, in the order of their start."""
+    ids = {line.get("id") for line in lines}
+    children: dict[Any, list[Mapping[str, Any]]] = {}
+    for line in sorted(lines, key=lambda line: str(line.get("started_at"))):
+        parent = line.get("parent")
+        children.setdefault(parent if parent in ids and parent != line.get("id") else None, []).append(line)
+    rows: list[list[object]] = []
+
+    def add(parent: Any, depth: int) -> None:
+        for line in children.pop(parent, ()):
+            rows.append(_trace_row(line, depth))
+            add(line.get("id"), depth + 1)
+
+    add(None, 0)
+    columns = [Column("TIME", "dim"), Column("SECONDS", justify="right"), Column("STEP", "cyan"), Column("OUTCOME")]
+    print_table([*columns, Column("WHAT", gives_way=True)], rows)
+
+
+def _trace_row(line: Mapping[str, Any], depth: int) -> list[object]:
+    moment = parse_time(line.get("started_at"))
+    duration = line.get("duration")
+    name = str(line.get("name") or "")
+    problem = line.get("error")
+    return [
+        moment.strftime("%H:%M:%S") if moment is not None else "",
+        f"{duration:.3f}" if isinstance(duration, int | float) else "",
+        _indent(depth) + str(line.get("kind") or ""),
+        line.get("error_type") or line.get("outcome") or "",
+        f"{name}: {str(problem).strip().splitlines()[-1]}" if problem and str(problem).strip() else name,
+    ]
+
+
+def _indent(depth: int) -> str:
+    return "│ " * (depth - 1) + "└ " if depth else ""
+
+
+def family_tree(metas: Mapping[str, Any], root: str) -> list[tuple[int, Any]]:
+    """Return a session and its descendants with their depths, oldest first."""
+    children: dict[str, list[Any]] = {}
+    for meta in sorted(metas.values(), key=lambda meta: str(meta.get("created_at"))):
+        children.setdefault(str(meta.get("parent_session_id")), []).append(meta)
+    family: list[tuple[int, Any]] = []
+
+    def add(meta: Any, depth: int) -> None:
+        family.append((depth, meta))
+        for child in children.pop(meta["id"], ()):
+            add(child, depth + 1)
+
+    add(metas[root], 0)
+    return family
+
+
+def print_tree(family: Sequence[tuple[int, Any]], marked: str, short: Callable[[str], str]) -> None:
+    """Print sessions by depth; the marked one has an arrow."""
+    columns = [Column("SESSION", "cyan"), Column("MESSAGES", justify="right", may_go=True)]
+    columns += [Column("UPDATED", "dim", may_go=True), Column("TITLE", gives_way=True)]
+    rows = [
+        (
+            f"{_indent(depth)}{short(meta['id'])}{' ←' if meta['id'] == marked and len(family) > 1 else ''}",
+            f"{meta['message_count']:,}" if "message_count" in meta else "?",
+            when(meta.get("updated_at")),
+            meta.get("title") or "",
+        )
+        for depth, meta in family
+    ]
+    print_table(columns, rows)

@@ -1,4 +1,4 @@
-"""`carrel datasets …`: which there are, whether they are right, and making new ones."""
+"""`carrel datasets …`: show, check, import and prune datasets."""
 
 from __future__ import annotations
 
@@ -12,72 +12,73 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from carrel import tasks
-from carrel.cli.exit_codes import TaskFailed, WrongUsage, async_command
+from carrel.cli.exit_codes import TaskFailed, WrongUsage
+from carrel.cli.options import (
+    TASKS,
+    Base,
+    CacheFolder,
+    DatasetsFolder,
+    Json,
+    OlderThan,
+    Workers,
+    command,
+    group,
+    parse_age,
+    resolve_base,
+)
 from carrel.cli.output import Column, flush, print_json, print_table, print_text, progress
-from carrel.cli.task import dataset_named
+from carrel.cli.task import dataset_named, datasets_in
 from carrel.errors import ProgramMissing
 
 if TYPE_CHECKING:
     from carrel.tasks import CheckResult, Dataset, ImportResult
 
-app = typer.Typer(
-    help="Datasets: folders of samples, each a task with its files and its tests.",
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+app = group(
+    "datasets",
+    "Folders of samples: tasks with files and tests.",
+    panel=TASKS,
+    example="carrel datasets list",
 )
 
 PYTEST = "python -m pytest -q --junitxml={report}"
-MOST_LEFT_OUT = 20
-"""Rows of the table of what an import left out."""
-Folder = Annotated[
-    Path | None,
-    typer.Option("--datasets", metavar="DIR", help="The folder of datasets (default: $CARREL_HOME/datasets)."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Workers = Annotated[int, typer.Option(min=1, help="How many samples at a time.")]
-Cache = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Where unpacked files are kept (default: $CARREL_HOME/cache).")
-]
+MAX_SKIPPED_ROWS = 20
+"""Rows of the table of what an import skipped."""
 
 
-@app.callback(invoke_without_command=True)
-def _datasets(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
-
-@app.command("list")
-def list_datasets(folder: Folder = None, as_json: Json = False) -> None:
-    """The datasets, and how many samples each has."""
-    datasets = tasks.Datasets(folder)
-    found = datasets.list()
+@command(app, "list", example="carrel datasets list")
+def list_datasets(base: Base = None, datasets: DatasetsFolder = None, as_json: Json = False) -> None:
+    """Show the datasets and their numbers of samples."""
+    folder = datasets_in(datasets, base)
+    found = folder.list()
     if as_json:
         print_json([info.model_dump(mode="json") for info in found])
     elif not found:
-        print_text(f"No datasets in {datasets.folder} yet.")
+        print_text(f"No datasets in {folder.folder}; `carrel datasets import` makes one.")
     else:
         columns = [
             Column("NAME", "cyan"),
             Column("SAMPLES", justify="right"),
-            Column("WHAT", gives_way=True),
+            Column("DESCRIPTION", gives_way=True),
         ]
         print_table(columns, [(info.name, f"{info.sample_count:,}", info.description) for info in found])
 
 
-@app.command("check")
-@async_command
+@command(app, "check", example="carrel datasets check demo calc-1")
 async def check_dataset(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A dataset's name, or the path to its folder.")],
-    samples: Annotated[list[str] | None, typer.Argument(metavar="[SAMPLE]...", help="Only these.")] = None,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A dataset's name, or its folder.")],
+    samples: Annotated[list[str] | None, typer.Argument(metavar="SAMPLE", help="Only these samples.")] = None,
     workers: Workers = 2,
-    folder: Folder = None,
-    cache: Cache = None,
+    base: Base = None,
+    datasets: DatasetsFolder = None,
+    cache: CacheFolder = None,
     as_json: Json = False,
 ) -> None:
-    """Judge each sample as it is and with its own patch, and tell what does not fit.
+    """Check that the samples of a dataset are right.
 
-    The tests in fail_to_pass have to fail before and pass after the patch, those in pass_to_pass pass both times."""
-    dataset = dataset_named(name, folder)
+    Each is verified without and with its own patch. The tests in fail_to_pass have to fail without the patch and pass
+    with it; those in pass_to_pass have to pass both times."""
+    dataset = dataset_named(name, datasets, base)
+    cache = cache or resolve_base(base) / "cache"
     wanted = [dataset.sample(id_) for id_ in samples] if samples else dataset.samples
     with progress(len(wanted), f"checking {dataset.name}") as done:
         findings = await tasks.check(
@@ -106,26 +107,30 @@ def _print_findings(findings: list[CheckResult]) -> None:
 
 def _end(dataset: Dataset, findings: list[CheckResult]) -> None:
     wrong = [finding.sample_id for finding in findings if finding.status == "wrong"]
-    unseen = [finding.sample_id for finding in findings if finding.status == "not_checked"]
+    unchecked = [finding.sample_id for finding in findings if finding.status == "not_checked"]
     if wrong:
         raise TaskFailed(
-            f"{len(wrong)} of {len(findings)} samples of {dataset.name} are not right: {', '.join(wrong[:10])}"
+            f"{len(wrong)} of {len(findings)} samples of {dataset.name} are wrong: {', '.join(wrong[:10])}"
         )
-    if unseen:
+    if unchecked:
         raise ProgramMissing(
-            f"{len(unseen)} of {len(findings)} samples could not be checked here: {', '.join(unseen[:10])}"
+            f"{len(unchecked)} of {len(findings)} samples could not be checked here: {', '.join(unchecked[:10])}"
         )
 
 
-@app.command("prune")
+@command(app, "prune", example="carrel datasets prune --older-than 30d --dry-run")
 def prune_cache(
-    older_than: Annotated[float, typer.Option(metavar="DAYS", min=0, help="Last used so many days ago.")] = 30,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would go, and remove nothing.")] = False,
-    cache: Cache = None,
+    older_than: OlderThan = "30d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")] = False,
+    base: Base = None,
+    cache: CacheFolder = None,
     as_json: Json = False,
 ) -> None:
-    """Remove unpacked files and set-up layers that nobody has used for a while; what is in use stays."""
-    done = tasks.prune(cache or tasks.default_cache(), time.time() - older_than * 86_400, dry_run=dry_run)
+    """Remove cached files that have not been used for a while.
+
+    These are unpacked files and set-up layers; files in use are kept."""
+    before = time.time() - parse_age(older_than).total_seconds()
+    done = tasks.prune(cache or resolve_base(base) / "cache", before, dry_run=dry_run)
     if as_json:
         print_json(
             {
@@ -141,57 +146,65 @@ def prune_cache(
     print_text(f"{len(done.removed):,} {what}, {done.bytes / 1e6:,.1f} MB; {done.in_use:,} in use, {done.kept:,} kept")
 
 
-@app.command("import")
-@async_command
+@command(app, "import", example="carrel datasets import --name mine --repo my-repository --commits HEAD~1..HEAD")
 async def import_dataset(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="A SWE-bench-style JSONL; or give --repo and --commits.")
+        Path | None,
+        typer.Argument(metavar="FILE", help="Samples in the format of SWE-bench."),
     ] = None,
-    name: Annotated[str, typer.Option(metavar="NAME", help="What the new dataset is called.")] = "",
+    name: Annotated[str, typer.Option(metavar="NAME", help="Name of the new dataset.")] = "",
     files: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="With FILE: the git bundles, archives or folders of the repositories."),
+        typer.Option(metavar="DIR", help="With FILE: folder of git bundles, archives or folders of the repositories."),
     ] = None,
     repo: Annotated[
         Path | None, typer.Option(metavar="DIR", help="A git repository whose commits become samples.")
     ] = None,
-    commits: Annotated[str, typer.Option(metavar="A..B", help="With --repo: which commits.")] = "",
-    test_command: Annotated[
-        str, typer.Option(metavar="COMMAND", help=f"What runs the tests (default: {PYTEST}, with pytest installed).")
-    ] = "",
+    commits: Annotated[str, typer.Option(metavar="A..B", help="With --repo: the range of commits.")] = "",
+    test_command: Annotated[str, typer.Option(metavar="COMMAND", help=f"Runs the tests. Default: {PYTEST}")] = "",
     report: Annotated[
-        str, typer.Option(metavar="FORMAT", help="What it writes: junit, tap, unittest, go, cargo, …")
+        str, typer.Option(metavar="FORMAT", help="Format of its report: junit, tap, unittest, go, cargo, …")
     ] = "",
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds that one run of the tests may take.")] = 300,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="Time limit for one run of the tests.")
+    ] = 300,
     dep: Annotated[
-        list[str] | None, typer.Option(metavar="PACKAGE", help="A package it needs; again for more.")
+        list[str] | None, typer.Option(metavar="PACKAGE", help="A package to install; may be repeated.")
     ] = None,
     setup: Annotated[
         list[str] | None,
-        typer.Option(metavar="COMMAND", help="Run once in a sample's files, online; again for more."),
+        typer.Option(metavar="COMMAND", help="Run once in a sample's files, with network; may be repeated."),
     ] = None,
-    network: Annotated[bool, typer.Option("--network", help="Let samples use the network.")] = False,
+    network: Annotated[bool, typer.Option("--network", help="Allow network access.")] = False,
     test_pattern: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="With --repo: paths that are tests besides the usual ones.")
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="With --repo: further paths of tests; may be repeated."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=0, help="With --repo: only the newest so many commits that fit.")] = 0,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="With --repo: go on with an import of these settings that was stopped.")
-    ] = False,
-    description: Annotated[str, typer.Option(metavar="TEXT", help="What the dataset is about.")] = "",
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=0, help="With --repo: maximum number of samples; 0 for all.")
+    ] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="With --repo: continue an import that was stopped.")] = False,
+    description: Annotated[str, typer.Option(metavar="TEXT", help="Description of the dataset.")] = "",
     workers: Workers = 2,
-    folder: Folder = None,
-    cache: Cache = None,
+    base: Base = None,
+    datasets: DatasetsFolder = None,
+    cache: CacheFolder = None,
     as_json: Json = False,
 ) -> None:
-    """Make a dataset from SWE-bench lines, or from the commits of a repository that touch both source and tests."""
+    """Make a dataset from SWE-bench samples or a repository.
+
+    The commits of a repository that change both source and tests become samples."""
     if not name:
-        raise WrongUsage("the new dataset needs a --name")
+        raise WrongUsage("--name is missing: the name of the new dataset")
     deps = [*(dep or []), *([] if test_command or any(map(_is_pytest, dep or [])) else ["pytest"])]
     environment = {"deps": deps, "setup": setup or [], "setup_network": bool(setup), "network": network}
     verify = {"command": test_command or PYTEST, "report": report, "timeout": timeout}
-    settings = {"description": description, "environment": _set(environment), "verify": _set(verify)}
-    into = tasks.Datasets(folder).folder / name
+    settings = {
+        "description": description,
+        "environment": _non_empty(environment),
+        "verify": _non_empty(verify),
+    }
+    into = (datasets or resolve_base(base) / "datasets") / name
     if file is not None and repo is None and files is not None:
         done = tasks.import_swebench(file, files, into, settings)
     elif file is None and repo is not None and commits:
@@ -204,30 +217,31 @@ async def import_dataset(
             test_patterns=test_pattern or (),
             limit=limit,
             workers=workers,
-            cache=cache,
+            cache=cache or resolve_base(base) / "cache",
             resume=resume,
         )
     else:
-        raise WrongUsage("give a FILE and --files with its repositories, or --repo and --commits")
+        raise WrongUsage("give FILE and --files with the repositories, or --repo and --commits")
     _print_imported(done, as_json)
 
 
 async def _import_history(
     repo: Path, commits: str, into: Path, settings: dict[str, Any], *, as_json: bool, **options: Any
 ) -> ImportResult:
-    """One line for each commit that was judged, and below them a bar for a person."""
+    """Import with a line for each commit and, on a terminal, a progress bar below them."""
     total = count = 0
-    with progress(None, f"judging commits of {repo.name}", among_lines=not as_json) as step:
+    with progress(None, f"verifying commits of {repo.name}", among_lines=not as_json) as step:
 
         def found(commits: int, judged: int) -> None:
             nonlocal total
             total = commits
             step("", total)
             if not as_json:
-                earlier = f", {judged} of them judged before" if judged else ""
-                print_text(f"{commits:,} commits touch both source and tests{earlier}", "bold")
+                earlier = f", {judged} of them verified before" if judged else ""
+                changes = "commit changes" if commits == 1 else "commits change"
+                print_text(f"{commits:,} {changes} both source and tests{earlier}", "bold")
 
-        def heard(commit: str, what: str) -> None:
+        def print_commit(commit: str, what: str) -> None:
             nonlocal count
             count += 1
             step("")
@@ -236,9 +250,11 @@ async def _import_history(
                 flush()
 
         try:
-            return await tasks.import_history(repo, commits, into, settings, on_found=found, on_commit=heard, **options)
+            return await tasks.import_history(
+                repo, commits, into, settings, on_found=found, on_commit=print_commit, **options
+            )
         except asyncio.CancelledError:
-            print(f"stopped; {count} of {total} commits are judged, and --resume goes on from there", file=sys.stderr)
+            print(f"stopped; {count} of {total} commits are verified, --resume continues there", file=sys.stderr)
             raise
 
 
@@ -246,8 +262,8 @@ def _is_pytest(requirement: str) -> bool:
     return re.match(r"pytest\s*($|[<>=!~\[@;])", requirement) is not None
 
 
-def _set(settings: dict[str, Any]) -> dict[str, Any]:
-    """Checked where it was typed; without what says nothing."""
+def _non_empty(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings without empty ones."""
     return {name: value for name, value in settings.items() if value not in ("", [], False)}
 
 
@@ -257,20 +273,20 @@ def _print_imported(done: ImportResult, as_json: bool) -> None:
         data = {"folder": str(done.folder), "samples": done.samples, "left_out": left_out, "proposal": done.proposal}
         print_json(data)
         return
-    _print_left_out(done)
-    print_text(f"{len(done.samples):,} samples in {done.folder}", "bold")
+    _print_skipped(done)
+    print_text(f"{len(done.samples):,} {'sample' if len(done.samples) == 1 else 'samples'} in {done.folder}", "bold")
 
 
-def _print_left_out(done: ImportResult) -> None:
-    """A row for each reason, the most frequent first."""
+def _print_skipped(done: ImportResult) -> None:
+    """Print a row for each reason, the most frequent first."""
     reasons: dict[str, list[str]] = {}
     for left in done.left_out:
         reasons.setdefault(left.why, []).append(left.what)
     rows = [(names[0] if len(names) == 1 else f"{len(names):,}", why) for why, names in reasons.items()]
     rows.sort(key=lambda row: -len(reasons[row[1]]))
     if rows:
-        print_table([Column("LEFT OUT", "cyan"), Column("WHY", gives_way=True)], rows[:MOST_LEFT_OUT])
-    if len(rows) > MOST_LEFT_OUT:
-        print_text(f"… and {len(rows) - MOST_LEFT_OUT:,} more reasons; --json shows all", "dim")
+        print_table([Column("SKIPPED", "cyan"), Column("REASON", gives_way=True)], rows[:MAX_SKIPPED_ROWS])
+    if len(rows) > MAX_SKIPPED_ROWS:
+        print_text(f"… and {len(rows) - MAX_SKIPPED_ROWS:,} more reasons; --json shows all", "dim")
     if done.proposal:
-        print_text(f"Something that the tests need is missing; try {done.proposal}", "yellow")
+        print_text(f"The tests need something that is missing; try {done.proposal}", "yellow")

@@ -1,195 +1,245 @@
-"""`carrel demo`: the tour. What was said survives a kill; what is known survives worse."""
+"""`carrel demo`: a tour of eight steps, offline, in a temporary folder."""
 
 import asyncio
+import json
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import carrel
-from carrel.cli.demo_session import SessionTour
-from carrel.cli.demo_story import ENDING, MODEL, PROVIDER, STORY, STORY_ID
-from carrel.cli.demo_task import TaskTour
-from carrel.cli.exit_codes import TaskFailed, WrongUsage, async_command
-from carrel.cli.output import print_text
-from carrel.cli.telling import Teller
-from carrel.conversation.log_entries import encode
-from carrel.conversation.messages import ConversationMessage, blocks_of, meta_of, tool_result_text
+from carrel.cli.exit_codes import TaskFailed, WrongUsage
+from carrel.cli.options import RUN, command
+from carrel.cli.output import print_indented, print_text, safe_text
+from carrel.conversation.messages import blocks_of, tool_result_text
 from carrel.text import count_messages, readable_size
 
-QUERY = "baking trouble"
+app = typer.Typer()
+
+TOOL = """\
+name: weather
+description: The weather of a town, as text
+command: echo sunny in
+schema:
+  positional:
+    - {name: town, type: string, required: true, description: Name of the town}
+"""
+
+WORKFLOW = '''\
+"""Ask for the weather of several towns at once."""
+
+import asyncio
+
+async def run(towns: list[str]) -> list[str]:
+    texts = await asyncio.gather(*[tools.weather.call_async(town=town) for town in towns])
+    return [text.strip() for text in texts]
+'''
+
+CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
+    "bread": [
+        carrel.user_text_message("My sourdough loaf is dense and flat. What went wrong?"),
+        carrel.assistant_message([carrel.text_block("The dough had too little time to rise. Wait until it doubles.")]),
+    ],
+    "totals": [
+        carrel.user_text_message("Since Monday `totals.csv` is one row short. Why?"),
+        carrel.assistant_message([carrel.text_block("`rows[1:-1]` drops the header **and the last row**.")]),
+        carrel.user_text_message("Then fix it, and run the tests."),
+        carrel.assistant_message(
+            [
+                carrel.text_block("I change that line and run the tests."),
+                carrel.tool_use_block(tool_id="call-1", name="run_command", input={"command": "pytest -q"}),
+            ]
+        ),
+    ],
+}
+
+WRITER = """\
+import asyncio, json, os, signal, sys
+import carrel
+
+async def main():
+    store = carrel.SessionStore(sys.argv[1])
+    for session_id, messages in json.loads(sys.argv[2]).items():
+        for message in messages:
+            seq = await store.append_message(session_id, message, provider="demo", model="demo-model")
+            print(session_id, seq, flush=True)
+    with open(store.messages_path(session_id), "ab", buffering=0) as log:
+        log.write(b'{"role": "user", "content": [{"type": "tool_result", "tool_u')
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+"""A process that appends messages, reports each acknowledged one, and is killed while it writes the next line."""
 
 
-@async_command
+@command(app, "demo", panel=RUN, example="carrel demo")
 async def demo(
-    keep: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep the sessions and the page in this new folder.")
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Keep all files in this new folder.")
     ] = None,
 ) -> None:
-    """The tour, offline, in a few seconds.
-
-    A conversation is written by another process, killed in mid-append, recovered, searched, forked, rewound and
-    exported to a page. Then an agent's Python calls a tool, saves a workflow and an artifact, installs a package, and
-    survives what would end another; and a task is worked on and judged."""
-    began = perf_counter()
-    if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        raise WrongUsage(f"{keep} is there already; --keep wants a new or an empty folder")
-    folder = Path(tempfile.mkdtemp(prefix="carrel-demo-")) if keep is None else keep.absolute()
+    """Take a tour of carrel, offline, in a few seconds."""
+    started = perf_counter()
+    if output is not None and output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise WrongUsage(f"{output} exists; --output needs a new or an empty folder")
+    folder = Path(tempfile.mkdtemp(prefix="carrel-demo-")) if output is None else output.absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         print_text(f"A tour of carrel in {folder}", "bold")
-        teller = Teller()
-        async with carrel.SessionStore(folder / "sessions") as store:
-            await Tour(store, folder, teller).take()
-        await SessionTour(folder, teller).take()
-        await TaskTour(folder, teller).take()
+        await Tour(folder).run()
     finally:
-        if keep is None:
+        if output is None:
             shutil.rmtree(folder)
     print_text()
-    print_text(f"That took {perf_counter() - began:.1f} seconds.", "bold")
-    if keep is None:
-        print_text(f"{folder} has been removed; `carrel demo --keep DIR` leaves everything there to look at.")
+    print_text(f"That took {perf_counter() - started:.1f} seconds.", "bold")
+    if output is None:
+        print_text(f"{folder} has been removed; `carrel demo --output DIR` keeps all files.")
     else:
-        print_text(f"Look around: `carrel sessions list --data {folder / 'sessions'}`, and {folder / 'totals.html'}")
+        print_text(f"Look around: carrel sessions list --base {folder}")
 
 
 class Tour:
-    """One step after another, each on what the one before left."""
+    """The steps of the tour; each one checks what it claims."""
 
-    def __init__(self, store: "carrel.SessionStore", folder: Path, teller: Teller) -> None:
-        self._store = store
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._begin, self._tell = teller.begin, teller.tell
+        self._step = 0
 
-    async def take(self) -> None:
-        acknowledged = await self._written_and_killed()
-        await self._recovered(acknowledged)
-        await self._continued()
-        await self._searched()
-        await self._forked()
-        await self._rewound()
-        await self._exported()
+    async def run(self) -> None:
+        (self._folder / "tools").mkdir(exist_ok=True)
+        (self._folder / "tools" / "weather.yaml").write_text(TOOL, encoding="utf-8")
+        async with carrel.Session.from_base(self._folder) as session:
+            await self._run_code(session)
+            await self._use_library(session)
+            await self._survive_failures(session)
+            if session.supports("rewind"):
+                await self._fork_and_rewind(session)
+            await self._read_trace(session)
+        async with carrel.SessionStore(self._folder / "sessions") as store:
+            await self._recover_conversation(store)
+            await self._search_and_export(store)
+        await self._verify_task()
 
-    async def _written_and_killed(self) -> list[tuple[str, int]]:
-        self._begin("Another process writes four conversations, and is killed in mid-append")
-        async with writer(self._store.data_dir or self._folder) as process:
-            assert process.stdout is not None
-            lines = [(line.decode().split(), perf_counter()) async for line in process.stdout]
-            code = await process.wait()
-        if code != -signal.SIGKILL:
-            raise TaskFailed(f"the writer should have been killed, but ended with {code}")
-        acknowledged = [(id_, int(seq)) for (id_, seq), _ in lines[1:]]
-        took = lines[-1][1] - lines[0][1]
-        path = self._store.messages_path(STORY_ID)
-        torn = path.read_bytes().rpartition(b"\n")[2]
-        self._tell(f"{len(acknowledged)} messages acknowledged in {took * 1000:.0f} ms, then kill -9.")
-        self._tell(f"The log now ends in half a line, {readable_size(len(torn))} of it:")
-        self._tell(f"… {torn.decode(errors='replace')[-60:]}", "red")
-        return acknowledged
+    def _begin(self, title: str) -> None:
+        self._step += 1
+        print_text()
+        print_text(f"{self._step}  {title}", "bold cyan")
 
-    async def _recovered(self, acknowledged: list[tuple[str, int]]) -> None:
-        self._begin("The session is opened again")
-        began = perf_counter()
-        loaded = await self._store.load_session(STORY_ID)
-        took = perf_counter() - began
-        said = loaded["messages"] if loaded else []
-        kept = {
-            (id_, seq) for id_ in {id_ for id_, _ in acknowledged} async for seq, _ in self._store.iter_entries(id_)
-        }
-        lost = [pair for pair in acknowledged if pair not in kept]
-        same = [_words(ours) == _words(theirs) for ours, theirs in zip(said, STORY, strict=False)]
-        if lost or not all(same) or len(said) != len(STORY) + 1:
-            raise TaskFailed(f"acknowledged messages are missing: {lost or 'the words differ'}")
-        self._tell(
-            f"Opened in {took * 1000:.1f} ms. All {len(acknowledged)} acknowledged messages are there, word for word.",
-            "green",
+    def _say(self, text: str, style: str = "") -> None:
+        print_indented(safe_text(text, style), 3)
+
+    async def _value(self, session: "carrel.Session", code: str) -> Any:
+        result = await session.run(code)
+        if result.error is not None:
+            raise TaskFailed(f"the code of the tour failed: {result.error}")
+        return result.value
+
+    async def _run_code(self, session: "carrel.Session") -> None:
+        self._begin("A session runs Python, and its variables persist")
+        await self._value(session, "towns = ['Oslo', 'Porto']")
+        self._say(
+            f"towns = ['Oslo', 'Porto']; then [t.upper() for t in towns] is "
+            f"{await self._value(session, '[t.upper() for t in towns]')}"
         )
-        torn = self._store.session_dir(STORY_ID) / "messages.torn"
-        if torn.exists():
-            size = readable_size(torn.stat().st_size)
-            self._tell(f"The half line was set aside in {torn.name} ({size}); nothing is glued to it.")
-        result = blocks_of(said[-1])[0]
-        self._tell(
-            f"The tool call that never came back was answered, so that a model can go on: “{tool_result_text(result)}”."
-        )
+        active = sorted(session.supported_capabilities() & {"filesystem_isolation", "process_isolation", "fork"})
+        self._say(f"Active protections and features: {', '.join(active) or 'none'}.")
 
-    async def _continued(self) -> None:
-        self._begin("The conversation goes on")
-        began = perf_counter()
-        last = await self._store.append_many(STORY_ID, ENDING, provider=PROVIDER, model=MODEL)
-        took = perf_counter() - began
-        await self._store.label(STORY_ID, "fixed")
-        spent = await self._store.usage(STORY_ID)
-        self._tell(
-            f"{count_messages(len(ENDING))} more in {took * 1000:.1f} ms; the last is entry {last}, labelled “fixed”."
-        )
-        self._tell(f"So far: {spent.total.input_tokens:,} tokens in, {spent.total.output_tokens:,} out.")
+    async def _use_library(self, session: "carrel.Session") -> None:
+        self._begin("Code calls tools; what worked is saved as a workflow")
+        text = await self._value(session, "tools.weather(town=towns[0])")
+        self._say(f"A tool, defined in six lines of YAML: tools.weather(town='Oslo') is {text.strip()!r}.")
+        await session.add_workflow("forecast", WORKFLOW, "Ask for the weather of several towns at once")
+        value = await self._value(session, "workflows.forecast(towns=towns)")
+        self._say(f"A workflow calls it for all towns at once: {value}.")
+        await self._value(session, "artifacts.save('towns.json', towns)")
+        self._say("An artifact, towns.json, is an ordinary file for this session and later ones.")
 
-    async def _searched(self) -> None:
-        self._begin(f"Searched: “{QUERY}”")
-        await self._store.search(QUERY, 1)
-        began = perf_counter()
-        hits = await self._store.search(QUERY, 1)
-        took = perf_counter() - began
+    async def _survive_failures(self, session: "carrel.Session") -> None:
+        self._begin("Failures do not lose the variables")
+        endless = await session.run("while True: pass", timeout=0.3)
+        self._say(f"`while True: pass` was interrupted ({endless.error_type}); variables: {endless.state}.")
+        crashed = await session.run("import os\nos._exit(1)")
+        self._say(f"`os._exit(1)` ended the interpreter ({crashed.error_type}); variables: {crashed.state}.")
+        refused = await session.run("open('/etc/shadow').read()")
+        self._say(f"Reading a secret of the host: {(refused.error or 'it was allowed').splitlines()[-1]}")
+        self._say(f"towns is still {await self._value(session, 'towns')}.", "green")
+
+    async def _fork_and_rewind(self, session: "carrel.Session") -> None:
+        self._begin("Fork a session, and return to a checkpoint")
+        await session.write_file("plan.txt", "first Oslo")
+        point = await session.checkpoint("before")
+        branch = await session.fork()
+        await self._value(branch, "towns.append('Rome')")
+        self._say(f"A fork is another live session; there, towns becomes {await self._value(branch, 'towns')}.")
+        await branch.close()
+        await self._value(session, "towns.clear()\nopen('plan.txt', 'w').write('stay at home')")
+        started = perf_counter()
+        await session.rewind(point)
+        took = perf_counter() - started
+        value = await self._value(session, "towns, open('plan.txt').read()")
+        self._say(f"The session clears towns and plan.txt, and rewinds in {took * 1000:.0f} ms: {value}.", "green")
+
+    async def _read_trace(self, session: "carrel.Session") -> None:
+        self._begin("Everything is in the trace")
+        steps = await session.trace()
+        kinds = {kind: sum(step["kind"] == kind for step in steps) for kind in dict.fromkeys(s["kind"] for s in steps)}
+        self._say(f"{len(steps)} steps: {', '.join(f'{count} × {kind}' for kind, count in kinds.items())}.")
+        self._say("`carrel sessions trace` shows them with times, outcomes and sizes.")
+
+    async def _recover_conversation(self, store: "carrel.SessionStore") -> None:
+        self._begin("A conversation survives a kill while it is written")
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", WRITER, str(store.data_dir), json.dumps(CONVERSATIONS)),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        try:
+            printed, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode != -signal.SIGKILL:
+            raise TaskFailed(f"the writing process should have been killed, but ended with {process.returncode}")
+        acknowledged = {(id_, int(seq)) for id_, seq in (line.split() for line in printed.decode().splitlines())}
+        self._say(f"Another process appended {len(acknowledged)} messages and was killed in the middle of a line.")
+        loaded = await store.load_session("totals")
+        stored = {(id_, seq) for id_ in CONVERSATIONS async for seq, _ in store.iter_entries(id_)}
+        if loaded is None or not acknowledged <= stored:
+            raise TaskFailed(f"acknowledged messages are missing: {sorted(acknowledged - stored)}")
+        self._say(f"All {len(acknowledged)} acknowledged messages are there; the half line was set aside.", "green")
+        answer = tool_result_text(blocks_of(loaded["messages"][-1])[0])
+        self._say(f"The tool call without a result got one, so that a model can continue: “{answer}”.")
+
+    async def _search_and_export(self, store: "carrel.SessionStore") -> None:
+        self._begin("Search, rewind and export conversations")
+        hits = await store.search("baking trouble", 1)
         if not hits:
             raise TaskFailed("the search found nothing")
-        how = "by what it means: no word is the same" if hits[0].how == "meaning" else "by its words"
-        self._tell(f"Found in {took * 1000:.1f} ms, {how}.")
-        self._tell(f"{hits[0].session_id}: “{hits[0].snippet}”", "yellow")
-
-    async def _forked(self) -> None:
-        self._begin("Another way from an earlier point: a fork")
-        began = perf_counter()
-        made = await self._store.fork_session(STORY_ID, 4, title="Ask the exporter instead", new_id="demo-fork")
-        took = perf_counter() - began
-        await self._store.append_message("demo-fork", ENDING[0])
-        self._tell(f"Forked at entry 4 in {took * 1000:.1f} ms: {count_messages(len(made['messages']))} came along.")
-        self._tell("What is said in one is not in the other, and what was spent before the fork is counted once.")
-
-    async def _rewound(self) -> None:
-        self._begin("Back to before the fix: a rewind")
-        before = len(await self._visible())
-        await self._store.append_rewind(STORY_ID, 4)
-        after = len(await self._visible())
-        log = [entry async for _, entry in self._store.iter_entries(STORY_ID)]
-        self._tell(f"{count_messages(before)} visible before, {after} after. The log still has all {len(log)} entries,")
-        self._tell("so nothing is lost, and a rewind can be rewound.")
-
-    async def _visible(self) -> list[ConversationMessage]:
-        return [message async for message in self._store.iter_messages(STORY_ID)]
-
-    async def _exported(self) -> None:
-        self._begin("A page to read and to pass on")
+        self._say(f"A search for “baking trouble” finds, by {hits[0].how}: “{hits[0].snippet}”")
+        await store.append_rewind("totals", 2)
+        visible = [message async for message in store.iter_messages("totals")]
+        log = [entry async for _, entry in store.iter_entries("totals")]
+        self._say(f"After a rewind {count_messages(len(visible))} are visible; the log keeps all {len(log)} entries.")
         page = self._folder / "totals.html"
-        page.write_text(await self._store.export(STORY_ID, "html"), encoding="utf-8")
-        lines = (await self._store.export(STORY_ID, "jsonl")).count("\n")
-        self._tell(f"{page} ({readable_size(page.stat().st_size)}): one file, no script, nothing fetched.")
-        self._tell(f"The same session is {lines} JSON lines, or Markdown: `carrel sessions export`.")
+        page.write_text(await store.export("totals", "html"), encoding="utf-8")
+        self._say(f"{page.name} ({readable_size(page.stat().st_size)}) shows it in a browser, without a server.")
 
-
-def _words(message: ConversationMessage) -> bytes:
-    """What was said, without when."""
-    meta = {name: value for name, value in meta_of(message).items() if name != "created_at"}
-    return encode({**message, "meta": meta})
-
-
-@asynccontextmanager
-async def writer(folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The other process; gone in any case when this is left."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "carrel.cli.demo_writer", str(folder)), stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+    async def _verify_task(self) -> None:
+        self._begin("A task: a repository, a problem, hidden tests")
+        async with carrel.Session.for_sample("demo", "calc-1", cache=self._folder / "cache") as session:
+            sample = session.sample
+            assert sample is not None, "for_sample sets the sample of the session"
+            self._say(f"“{sample.problem_statement.strip().splitlines()[0]}”")
+            before = await session.verify()
+            self._say(f"Unchanged: {before.outcome.replace('_', ' ')}; {before.failed} of {before.total} tests fail.")
+            await session.execute_command("git apply -", stdin=sample.patch)
+            after = await session.verify()
+            if not after.is_success:
+                raise TaskFailed(f"the sample's own solution was not accepted: {after.evidence}")
+            self._say(f"With the sample's own solution, verified in a separate copy: {after.outcome}.", "green")
+            self._say("`carrel task run` gives such tasks to an agent; `carrel serve` offers them over HTTP.")

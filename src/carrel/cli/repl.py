@@ -1,4 +1,4 @@
-"""`carrel repl`: a session at the keyboard. Ctrl-C stops the code that runs, Ctrl-D ends the session."""
+"""`carrel repl`: an interactive session. Ctrl-C stops the running code, Ctrl-D ends the session."""
 
 import ast
 import asyncio
@@ -12,33 +12,32 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import typer
 
 import carrel
-from carrel.cli.options import Base, chosen
+from carrel.cli.options import RUN, Base, Network, Timeout, command, resolve_base
 from carrel.cli.output import print_text
-from carrel.cli.run import print_result, shown, write_stream
+from carrel.cli.run import print_result, run_printing, write_stream
 
 T = TypeVar("T")
 _HISTORY = 2000
 _WORD = re.compile(r"[\w.]*$")
-GREETING = "Python in a session of its own. !COMMAND runs a command; Tab completes; Ctrl-C stops code, Ctrl-D leaves."
+GREETING = "Python in a session. !COMMAND runs a shell command; Tab completes; Ctrl-C stops code, Ctrl-D leaves."
+
+app = typer.Typer()
 
 
-def repl(
-    base: Base = None,
-    timeout: Annotated[float, typer.Option(help="Seconds one input may take; 0 for no limit.", min=0)] = 0.0,
-    network: Annotated[bool, typer.Option("--network/--no-network", help="Whether it has the host's network.")] = True,
-) -> None:
-    """A session at the keyboard, with its tools, workflows, artifacts and packages."""
-    place = chosen(base)
-    with loop_beside() as wait:
-        session = carrel.Session.from_base(place, timeout=timeout or None, network=network)
+@command(app, "repl", panel=RUN, example="carrel repl")
+def repl(base: Base = None, timeout: Timeout = 0.0, network: Network = True) -> None:
+    """Type Python in an interactive session."""
+    folder = resolve_base(base)
+    with background_loop() as wait:
+        session = carrel.Session.from_base(folder, timeout=timeout or None, network=network, on_error="skip")
         try:
             wait(session.start())
-            Keyboard(session, wait, place / "repl-history").serve()
+            Repl(session, wait, folder / "repl-history").serve()
         finally:
             wait(session.close())
 
@@ -47,8 +46,8 @@ Wait = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 @contextlib.contextmanager
-def loop_beside() -> Iterator[Wait]:
-    """A loop in a thread of its own, so that the session lives on while this one waits for the keyboard."""
+def background_loop() -> Iterator[Wait]:
+    """Run an event loop in a thread, so that the session works while the main thread waits for input."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="carrel-session", daemon=True)
     thread.start()
@@ -65,8 +64,8 @@ def loop_beside() -> Iterator[Wait]:
         loop.close()
 
 
-class Keyboard:
-    """Lines in, results out, until there are no more."""
+class Repl:
+    """Reads inputs, runs them in the session and prints the results."""
 
     def __init__(self, session: "carrel.Session", wait: Wait, history: Path) -> None:
         self._session = session
@@ -74,8 +73,8 @@ class Keyboard:
         self._history = history
         self._compile = codeop.CommandCompiler()
         self._compile.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-        self._found: list[str] = []
-        self._left = False
+        self._matches: list[str] = []
+        self._exited = False
 
     def serve(self) -> None:
         at_terminal = sys.stdin.isatty()
@@ -93,12 +92,12 @@ class Keyboard:
                         write_stream(sys.stdout, "\n")
                     return
                 if text.strip():
-                    self._answer(text)
-                if self._left:
+                    self._execute(text)
+                if self._exited:
                     return
 
     def _read(self, at_terminal: bool) -> str | None:
-        """One whole input, of as many lines as it takes; None at the end."""
+        """Return one complete input, which may have several lines; None at the end."""
         lines: list[str] = []
         while True:
             try:
@@ -112,12 +111,12 @@ class Keyboard:
                 if self._compile("\n".join(lines), "<input>", "single") is not None:
                     return "\n".join(lines)
             except (SyntaxError, ValueError, OverflowError):
-                # The session says what is wrong with it, in the same words as always.
+                # Running it gives the error message.
                 return "\n".join(lines)
 
-    def _answer(self, text: str) -> None:
-        work = self._command(text[1:]) if text.startswith("!") else self._code(text)
-        waiting = asyncio.run_coroutine_threadsafe(work, self._wait.loop)  # type: ignore[attr-defined]
+    def _execute(self, text: str) -> None:
+        task = self._command(text[1:]) if text.startswith("!") else self._code(text)
+        waiting = asyncio.run_coroutine_threadsafe(task, self._wait.loop)  # type: ignore[attr-defined]
         while True:
             try:
                 waiting.result()
@@ -136,9 +135,9 @@ class Keyboard:
             waiting.cancel()
 
     async def _code(self, text: str) -> None:
-        result = await shown(self._session, text)
+        result = await run_printing(self._session, text)
         print_result(result)
-        self._left = result.error_type == "SystemExit"
+        self._exited = result.error_type == "SystemExit"
 
     async def _command(self, command: str) -> None:
         result = await self._session.execute_command(command, timeout=None)
@@ -151,7 +150,7 @@ class Keyboard:
 
     @contextlib.contextmanager
     def _line_editing(self) -> Iterator[None]:
-        import readline  # noqa: PLC0415 -- changes how input() reads, and only a terminal wants that
+        import readline  # noqa: PLC0415 -- changes how input() reads, which is wanted at a terminal only
 
         with contextlib.suppress(OSError):
             readline.read_history_file(self._history)
@@ -159,7 +158,7 @@ class Keyboard:
         readline.set_completer(self._complete)
         readline.set_completer_delims(" \t\n`~!@#$%^&*()-=+[{]}\\|;:'\",<>/?")
         readline.parse_and_bind("tab: complete")
-        # What is pasted is one input: line by line, a blank line inside a function would end it.
+        # A pasted text is one input; otherwise a blank line inside a function would end it.
         readline.parse_and_bind("set enable-bracketed-paste on")
         try:
             yield
@@ -169,22 +168,22 @@ class Keyboard:
                 self._history.touch(mode=0o600)
                 readline.write_history_file(self._history)
             except OSError as problem:
-                write_stream(sys.stderr, f"the history could not be kept: {problem}\n")
+                write_stream(sys.stderr, f"the history could not be saved: {problem}\n")
 
     def _complete(self, text: str, number: int) -> str | None:
         if number == 0:
             import readline  # noqa: PLC0415 -- see `_line_editing`
 
             if not readline.get_line_buffer()[: readline.get_endidx()].strip():
-                return "    "  # at the beginning of a line Tab is for setting it in
+                return "    "  # at the beginning of a line, Tab indents
             try:
-                self._found = self._wait(self._fitting(text))
+                self._matches = self._wait(self._completions(text))
             except (carrel.CarrelError, OSError):
-                self._found = []
-        return self._found[number] if number < len(self._found) else None
+                self._matches = []
+        return self._matches[number] if number < len(self._matches) else None
 
-    async def _fitting(self, text: str) -> list[str]:
-        """What the word may become: names of the library below its namespaces, else variables."""
+    async def _completions(self, text: str) -> list[str]:
+        """Return the completions of a word: names in the four namespaces, else variables."""
         known = []
         for tool in await self._session.list_tools():
             known += [
@@ -198,8 +197,8 @@ class Keyboard:
             variables = await self._session.executor.run("[*globals()]", 1.0)
             known = [name for name in variables.value or () if not name.startswith("_")]
             known += ["tools", "workflows", "artifacts", "deps", *dir(builtins), *keyword.kwlist]
-        # A name that cannot be written so is no help, and could hold anything.
-        fitting = [name for name in known if name.startswith(text) and name.replace(".", "").isidentifier()]
+        # Other names cannot be typed this way, and may contain anything.
+        matching = [name for name in known if name.startswith(text) and name.replace(".", "").isidentifier()]
         depth = text.count(".")
-        found = sorted({".".join(name.split(".")[: depth + 1]) for name in fitting})
+        found = sorted({".".join(name.split(".")[: depth + 1]) for name in matching})
         return [f"{name}." if name in ("tools", "workflows", "artifacts", "deps") else name for name in found]

@@ -1,4 +1,4 @@
-"""`carrel sessions …`: looking at what was said, and moving about in it."""
+"""`carrel sessions …`: look at conversations, change and copy them."""
 
 import asyncio
 import os
@@ -10,60 +10,71 @@ import typer
 
 import carrel
 from carrel.cli.conversation_view import (
+    family_tree,
     print_entry_line,
     print_hits,
     print_imports,
     print_message,
     print_sessions,
+    print_trace,
+    print_tree,
     print_usage,
     short_ids,
 )
-from carrel.cli.exit_codes import TaskFailed, WrongUsage, async_command
-from carrel.cli.options import confirmed, duration, prices_in
-from carrel.cli.output import flush, is_terminal, plain_data, print_json, print_json_line, print_text, write_raw
-from carrel.text import count_messages, escape_control_chars_in_json, readable_size, readable_time
-
-app = typer.Typer(
-    help="The conversations kept here. ID is a full id, the beginning of one, or `last`.",
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+from carrel.cli.exit_codes import TaskFailed, WrongUsage
+from carrel.cli.options import (
+    CONVERSATIONS,
+    Base,
+    Json,
+    Limit,
+    OlderThan,
+    Yes,
+    command,
+    confirm,
+    group,
+    parse_age,
+    read_prices,
+    resolve_base,
 )
+from carrel.cli.output import flush, is_terminal, plain_data, print_json, print_json_line, print_text, write_raw
+from carrel.storage.files.store import FileStore
+from carrel.text import count_messages, escape_control_chars_in_json, readable_size, readable_time
+from carrel.tracing import TraceLog
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="A session: its id, the beginning of it, or `last`.")]
-Data = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", help="The sessions folder (default: $CARREL_HOME/sessions).")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-FORMATS: tuple[Literal["jsonl", "markdown", "html"], ...] = ("jsonl", "markdown", "html")
+app = group(
+    "sessions",
+    "Look at conversations, change and copy them. ID is a full id, the start of one, or `last`.",
+    panel=CONVERSATIONS,
+    example="carrel sessions show last",
+)
+LOOK, CHANGE, COPY = "Look", "Change", "Copy"
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-
-
-def opened(data: Path | None) -> "carrel.SessionStore":
-    if data is not None and data.exists() and not data.is_dir():
-        raise WrongUsage(f"{data} is a file; --data wants the folder that holds the sessions")
-    return carrel.SessionStore(data)
-
-
-@app.callback(invoke_without_command=True)
-def _sessions(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+Id = Annotated[str, typer.Argument(metavar="ID", help="A session: its id, the start of its id, or `last`.")]
+Full = Annotated[bool, typer.Option("--full", help="Show long tool calls and results in full.")]
+Format = Literal["jsonl", "markdown", "html"]
 
 
-@app.command("list")
-@async_command
+def open_store(base: Path | None, *, must_exist: bool = True) -> "carrel.SessionStore":
+    """Open the sessions of a base folder; a folder that contains sessions itself is accepted too."""
+    folder = resolve_base(base, must_exist=must_exist)
+    is_sessions_folder = not (folder / "sessions").is_dir() and any(folder.glob("*/messages.jsonl"))
+    return carrel.SessionStore(folder if is_sessions_folder else folder / "sessions")
+
+
+@command(app, "list", panel=LOOK, example="carrel sessions list --limit 5")
 async def list_sessions(
-    cwd: Annotated[str | None, typer.Option(metavar="DIR", help="Only those of this working folder.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="Only those with this tag; may be given again.")] = None,
-    archived: Annotated[bool, typer.Option("--archived", help="Only archived ones.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Archived ones too.")] = False,
-    limit: Annotated[int, typer.Option(min=0, help="At most so many; 0 for all.")] = 30,
-    data: Data = None,
+    cwd: Annotated[str | None, typer.Option(metavar="DIR", help="Only sessions with this working folder.")] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option(metavar="TAG", help="Only sessions with this tag; may be repeated.")
+    ] = None,
+    archived: Annotated[bool, typer.Option("--archived", help="Only archived sessions.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Archived sessions too.")] = False,
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="Maximum number to show; 0 for all.")] = 30,
+    base: Base = None,
     as_json: Json = False,
 ) -> None:
-    """The sessions, newest first."""
-    async with opened(data) as store:
+    """Show the sessions, newest first."""
+    async with open_store(base) as store:
         every = await store.list_sessions()
         found = [meta for meta in every if set(tag or []) <= set(meta.get("tags") or [])]
         if cwd is not None:
@@ -74,52 +85,51 @@ async def list_sessions(
         if as_json:
             print_json(shown)
         elif not shown:
-            put_away = sum(1 for meta in every if meta.get("archived_at")) if not everything and not archived else 0
-            hint = f" ({put_away:,} archived; --all shows them too)" if put_away else ""
-            print_text(f"No sessions in {store.data_dir}" + (f" fit{hint}." if every else " yet."))
+            hidden = 0 if everything or archived else sum(1 for meta in every if meta.get("archived_at"))
+            hint = f" ({hidden:,} archived; --all shows them too)" if hidden else ""
+            print_text(f"No sessions in {store.data_dir}" + (f" match{hint}." if every else " yet."))
         else:
             print_sessions(shown, short_ids(meta["id"] for meta in every))
             if len(shown) < len(found):
                 print_text(f"… and {len(found) - len(shown):,} more; --limit 0 shows all", "dim")
 
 
-@app.command("show")
-@async_command
+@command(app, "show", panel=LOOK, example="carrel sessions show last --limit 2")
 async def show_session(
     session: Id = "last",
-    entries: Annotated[bool, typer.Option("--entries", help="The whole log, an entry a line, numbered.")] = False,
-    limit: Annotated[int, typer.Option(min=0, help="Only the last so many; 0 for all.")] = 0,
-    full: Annotated[bool, typer.Option("--full", help="Long tool calls and results in full.")] = False,
-    data: Data = None,
+    entries: Annotated[bool, typer.Option("--entries", help="Show the log, one line for each entry.")] = False,
+    limit: Annotated[int, typer.Option(min=0, help="Only the last N messages; 0 for all.", metavar="N")] = 0,
+    full: Full = False,
+    base: Base = None,
     as_json: Json = False,
 ) -> None:
-    """What was said.
+    """Show a conversation.
 
-    The visible conversation, or with --entries the log as it is, also what was rewound or summed up."""
-    async with opened(data) as store:
+    With --entries, its whole log, which includes what was rewound or summarized."""
+    async with open_store(base) as store:
         id_ = await store.resolve_id(session)
         if entries:
             await _show_entries(store, id_, limit, as_json)
             return
         loaded = await store.load_session(id_, repair=False)
         if loaded is None:
-            raise carrel.SessionNotFound(f"session {id_} was deleted meanwhile")
-        meta, said = loaded["session"], loaded["messages"]
+            raise carrel.SessionNotFound(f"session {id_} was deleted in the meantime")
+        meta, messages = loaded["session"], loaded["messages"]
         if as_json:
-            print_json({**loaded, "messages": said[-limit:] if limit else said})
+            print_json({**loaded, "messages": messages[-limit:] if limit else messages})
             return
         facts = [
             id_,
             meta.get("model"),
             meta.get("cwd"),
-            count_messages(len(said)),
+            count_messages(len(messages)),
             readable_time(meta.get("updated_at")),
         ]
         print_text(meta["title"], "bold")
         print_text(" · ".join(str(fact) for fact in facts if fact) + "\n", "dim")
-        if limit and len(said) > limit:
-            print_text(f"… {count_messages(len(said) - limit)} before\n", "dim")
-        for message in said[-limit:] if limit else said:
+        if limit and len(messages) > limit:
+            print_text(f"… {count_messages(len(messages) - limit)} before\n", "dim")
+        for message in messages[-limit:] if limit else messages:
             print_message(message, whole=full)
 
 
@@ -132,18 +142,19 @@ async def _show_entries(store: "carrel.SessionStore", id_: str, limit: int, as_j
             print_entry_line(seq, entry)
 
 
-@app.command("tail")
-@async_command
+@command(app, "tail", panel=LOOK, example="carrel sessions tail stars --no-follow")
 async def tail(
     session: Id = "last",
-    from_seq: Annotated[int | None, typer.Option(min=1, help="Begin with this entry (default: the last ten).")] = None,
-    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Stay and print what is added.")] = True,
-    full: Annotated[bool, typer.Option("--full", help="Long tool calls and results in full.")] = False,
-    data: Data = None,
+    from_seq: Annotated[
+        int | None, typer.Option(metavar="SEQ", min=1, help="Start with this entry. Default: the last ten.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for new entries.")] = True,
+    full: Full = False,
+    base: Base = None,
     as_json: Json = False,
 ) -> None:
-    """The log as it grows, from any process; Ctrl-C ends it."""
-    async with opened(data) as store:
+    """Print the newest entries and then each new one, until Ctrl-C."""
+    async with open_store(base) as store:
         id_ = await store.resolve_id(session)
         first = from_seq or max(1, await store.last_seq(id_) - 9)
         try:
@@ -154,20 +165,19 @@ async def tail(
                     print_message(entry, seq=seq, whole=full)
                     flush()
         except asyncio.CancelledError:
-            # Ctrl-C is how one stops looking; it is no failure.
+            # Ctrl-C is the normal end of this command.
             return
 
 
-@app.command("search")
-@async_command
+@command(app, "search", panel=LOOK, example="carrel sessions search twinkling")
 async def search(
-    query: Annotated[list[str], typer.Argument(metavar="WORDS", help="What was said, in these words or in others.")],
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 10,
-    data: Data = None,
+    query: Annotated[list[str], typer.Argument(metavar="WORDS", help="What to search for, in these or other words.")],
+    limit: Limit = 10,
+    base: Base = None,
     as_json: Json = False,
 ) -> None:
-    """Find what was said, over all sessions."""
-    async with opened(data) as store:
+    """Search all conversations, by words and by meaning."""
+    async with open_store(base) as store:
         hits = await store.search(" ".join(query), limit)
         if as_json:
             print_json([plain_data(hit) for hit in hits])
@@ -177,17 +187,16 @@ async def search(
             print_text("Nothing found.")
 
 
-@app.command("fork")
-@async_command
+@command(app, "fork", panel=COPY, example='carrel sessions fork stars --at 2 --title "The moon instead"')
 async def fork(
     session: Id,
-    at: Annotated[int | None, typer.Option(metavar="SEQ", help="Only up to this entry (default: all).")] = None,
-    title: Annotated[str | None, typer.Option(help="The title of the new session.")] = None,
-    data: Data = None,
+    at: Annotated[int | None, typer.Option(metavar="SEQ", help="Copy entries up to this one. Default: all.")] = None,
+    title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the new session.")] = None,
+    base: Base = None,
     as_json: Json = False,
 ) -> None:
-    """A new session that begins with what was said here."""
-    async with opened(data) as store:
+    """Start a new session with a copy of a conversation."""
+    async with open_store(base) as store:
         id_ = await store.resolve_id(session)
         made = (await store.fork_session(id_, at, title=title, load=False))["session"]
         if as_json:
@@ -196,19 +205,20 @@ async def fork(
             print_text(f"Forked {id_}: {made['id']} has {count_messages(made['message_count'])}.")
 
 
-@app.command("rewind")
-@async_command
+@command(app, "rewind", panel=CHANGE, example="carrel sessions rewind stars --to 2")
 async def rewind(
     session: Id,
-    to: Annotated[int | None, typer.Option(metavar="N", help="Back to the first N messages.")] = None,
-    to_seq: Annotated[int | None, typer.Option(metavar="SEQ", help="Back to right after this entry.")] = None,
-    data: Data = None,
+    to: Annotated[int | None, typer.Option(metavar="N", help="Number of messages to keep.")] = None,
+    to_seq: Annotated[int | None, typer.Option(metavar="SEQ", help="Entry to return to.")] = None,
+    base: Base = None,
     as_json: Json = False,
 ) -> None:
-    """Go back in the conversation. The log keeps everything, so this can be undone with --to-seq."""
+    """Return to an earlier point of a conversation.
+
+    The log keeps everything, so --to-seq can undo it."""
     if (to is None) == (to_seq is None):
-        raise WrongUsage("say where to: --to N (a number of messages) or --to-seq SEQ (an entry), one of them")
-    async with opened(data) as store:
+        raise WrongUsage("give either --to N (a number of messages) or --to-seq SEQ (an entry)")
+    async with open_store(base) as store:
         id_ = await store.resolve_id(session)
         seq = await store.append_rewind(id_, to, to_seq=to_seq)
         loaded = await store.load_session(id_, repair=False)
@@ -221,17 +231,16 @@ async def rewind(
             )
 
 
-@app.command("label")
-@async_command
+@command(app, "label", panel=CHANGE, example='carrel sessions label stars "before the planets" --at 2')
 async def label(
     session: Id,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The label.")],
-    at: Annotated[int | None, typer.Option(metavar="SEQ", help="The entry (default: the last).")] = None,
-    data: Data = None,
+    at: Annotated[int | None, typer.Option(metavar="SEQ", help="The entry. Default: the last.")] = None,
+    base: Base = None,
     as_json: Json = False,
 ) -> None:
-    """Give an entry a name; prune keeps sessions that have one."""
-    async with opened(data) as store:
+    """Label an entry; prune keeps sessions with labels."""
+    async with open_store(base) as store:
         id_ = await store.resolve_id(session)
         seq = await store.label(id_, text, at)
         if as_json:
@@ -240,17 +249,16 @@ async def label(
             print_text(f"Labelled entry {seq} of {id_}: {text}")
 
 
-@app.command("tag")
-@async_command
+@command(app, "tag", panel=CHANGE, example="carrel sessions tag stars astronomy")
 async def tag(
     session: Id,
-    tags: Annotated[list[str] | None, typer.Argument(metavar="[TAG]...", help="Tags to add.")] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Take these off instead.")] = False,
-    data: Data = None,
+    tags: Annotated[list[str] | None, typer.Argument(metavar="TAG", help="Tags to add.")] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove these tags instead.")] = False,
+    base: Base = None,
     as_json: Json = False,
 ) -> None:
-    """Add tags, take them off, or print them."""
-    async with opened(data) as store:
+    """Add tags, remove them, or print them."""
+    async with open_store(base) as store:
         id_ = await store.resolve_id(session)
         has = set((await store.read_meta(id_)).get("tags") or [])
         wanted = has - set(tags or []) if remove else has | set(tags or [])
@@ -262,59 +270,57 @@ async def tag(
             print_text(f"{id_} is tagged {', '.join(sorted(wanted))}." if wanted else f"{id_} has no tags.")
 
 
-@app.command("rename")
-@async_command
+@command(app, "rename", panel=CHANGE, example='carrel sessions rename stars "Stars and planets"')
 async def rename(
     session: Id,
     title: Annotated[str, typer.Argument(metavar="TITLE", help="The new title.")],
-    data: Data = None,
+    base: Base = None,
     as_json: Json = False,
 ) -> None:
-    """Give a session another title."""
-    async with opened(data) as store:
-        _tell(await store.rename(await store.resolve_id(session), title), f"is now called {title}.", as_json)
+    """Change the title of a session."""
+    async with open_store(base) as store:
+        _print_change(
+            await store.rename(await store.resolve_id(session), title), f"has the new title {title}.", as_json
+        )
 
 
-@app.command("archive")
-@async_command
-async def archive(session: Id, data: Data = None, as_json: Json = False) -> None:
-    """Put a session out of the way of `list`; nothing of it is lost."""
-    async with opened(data) as store:
-        _tell(await store.archive(await store.resolve_id(session)), "is archived.", as_json)
+@command(app, "archive", panel=CHANGE, example="carrel sessions archive stars")
+async def archive(session: Id, base: Base = None, as_json: Json = False) -> None:
+    """Hide a session from `list`; nothing is deleted."""
+    async with open_store(base) as store:
+        _print_change(await store.archive(await store.resolve_id(session)), "is archived.", as_json)
 
 
-@app.command("unarchive")
-@async_command
-async def unarchive(session: Id, data: Data = None, as_json: Json = False) -> None:
-    """Bring an archived session back into `list`."""
-    async with opened(data) as store:
-        _tell(await store.unarchive(await store.resolve_id(session)), "is no longer archived.", as_json)
+@command(app, "unarchive", panel=CHANGE, example="carrel sessions unarchive stars")
+async def unarchive(session: Id, base: Base = None, as_json: Json = False) -> None:
+    """Show an archived session in `list` again."""
+    async with open_store(base) as store:
+        _print_change(await store.unarchive(await store.resolve_id(session)), "is no longer archived.", as_json)
 
 
-def _tell(meta: Any, what: str, as_json: bool) -> None:
+def _print_change(meta: Any, what: str, as_json: bool) -> None:
     if as_json:
         print_json(meta)
     else:
         print_text(f"{meta['id']} {what}")
 
 
-@app.command("delete")
-@async_command
+@command(app, "delete", panel=CHANGE, example="carrel sessions delete stars --yes")
 async def delete(
-    sessions: Annotated[list[str], typer.Argument(metavar="ID...", help="The sessions to delete.")],
+    sessions: Annotated[list[str], typer.Argument(metavar="ID", help="The sessions to delete.")],
     yes: Yes = False,
-    data: Data = None,
+    base: Base = None,
     as_json: Json = False,
 ) -> None:
-    """Delete sessions with all that belongs to them. This cannot be undone."""
-    async with opened(data) as store:
+    """Delete sessions with all their data. This cannot be undone."""
+    async with open_store(base) as store:
         ids = list(dict.fromkeys([await store.resolve_id(session, traces=True) for session in sessions]))
         traced = {meta["id"]: meta for meta in await store.traces()}
         metas = [traced.get(id_) or await store.read_meta(id_, counts=not yes) for id_ in ids]
         if not yes:
             if not as_json:
                 print_sessions(metas, short_ids([]))
-            confirmed(f"Delete {'this session' if len(ids) == 1 else f'these {len(ids)} sessions'} for ever?")
+            confirm(f"Delete {'this session' if len(ids) == 1 else f'these {len(ids)} sessions'} for ever?")
         deleted = [id_ for id_ in ids if await store.delete_session(id_)]
         if as_json:
             print_json({"deleted": deleted})
@@ -322,104 +328,97 @@ async def delete(
             print_text(f"Deleted {', '.join(deleted)}.")
 
 
-@app.command("prune")
-@async_command
+@command(app, "prune", panel=CHANGE, example="carrel sessions prune --older-than 30d")
 async def prune(
-    older_than: Annotated[str, typer.Option(metavar="AGE", help="12h, 30d or 8w.")],
-    labelled: Annotated[bool, typer.Option("--labelled", help="Sessions with a label too.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete them; without it they are only listed.")] = False,
-    data: Data = None,
+    older_than: OlderThan,
+    labelled: Annotated[bool, typer.Option("--labelled", help="Delete sessions with labels too.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete them. Default: only list them.")] = False,
+    base: Base = None,
     as_json: Json = False,
 ) -> None:
-    """Delete sessions not written to for long.
+    """Delete sessions that have not changed for a while.
 
-    Without --yes it only says which. Sessions with a label stay, unless --labelled; those of a newer carrel do."""
-    age = duration(older_than)
-    async with opened(data) as store:
-        # Counted while they are there.
-        chosen = await store.counted(await store.prune(age, keep_labelled=not labelled))
+    Without --yes it only lists them. Sessions with a label are kept, unless --labelled is given; sessions written by a
+    newer carrel are always kept."""
+    age = parse_age(older_than)
+    async with open_store(base) as store:
+        # Counted before they are deleted.
+        selected = await store.counted(await store.prune(age, keep_labelled=not labelled))
         if yes:
-            counted = {meta["id"]: meta for meta in chosen}
+            counted = {meta["id"]: meta for meta in selected}
             deleted = await store.prune(age, keep_labelled=not labelled, dry_run=False)
-            chosen = [counted.get(meta["id"], meta) for meta in deleted]
+            selected = [counted.get(meta["id"], meta) for meta in deleted]
         if as_json:
-            print_json({"deleted": yes, "sessions": chosen})
-        elif not chosen:
+            print_json({"deleted": yes, "sessions": selected})
+        elif not selected:
             print_text("No session is that old.")
         else:
-            print_sessions(chosen, short_ids([]))
-            count = "1 session" if len(chosen) == 1 else f"{len(chosen):,} sessions"
+            print_sessions(selected, short_ids([]))
+            count = "1 session" if len(selected) == 1 else f"{len(selected):,} sessions"
             print_text(f"Deleted {count}." if yes else f"{count} would be deleted; --yes does it.")
 
 
-@app.command("export")
-@async_command
+@command(app, "export", panel=COPY, example="carrel sessions export stars --output stars.html")
 async def export(
     session: Id,
     format_: Annotated[
-        str | None,
-        typer.Option(
-            "--format", "-f", metavar="jsonl|markdown|html", help="Default: by the name of OUTPUT, else jsonl."
-        ),
+        Format | None,
+        typer.Option("--format", "-f", help="Default: by the suffix of the output file, else jsonl."),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file (default: standard output).")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
-    data: Data = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: stdout.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    base: Base = None,
     as_json: Json = False,
 ) -> None:
-    """The session as JSON lines, as Markdown, or as one page of HTML."""
-    named = format_ or {".html": "html", ".htm": "html", ".md": "markdown"}.get(
-        output.suffix if output else "", "jsonl"
-    )
-    chosen = next((known for known in FORMATS if known == named), None)
-    if chosen is None:
-        raise WrongUsage(f"--format is jsonl, markdown or html, not {named!r}")
+    """Export a session as JSON lines, Markdown or an HTML page."""
+    suffixes: dict[str, Format] = {".html": "html", ".htm": "html", ".md": "markdown"}
+    chosen = format_ or suffixes.get(output.suffix if output else "", "jsonl")
     if output is not None and output.exists() and not force:
-        raise WrongUsage(f"{output} is there already; --force overwrites it")
+        raise WrongUsage(f"{output} exists; --force overwrites it")
     if output is None and as_json:
-        raise WrongUsage("--json tells what was written; it needs --output")
-    async with opened(data) as store:
+        raise WrongUsage("--json describes the written file, so it needs --output")
+    async with open_store(base) as store:
         id_ = await store.resolve_id(session)
-        pieces = store.export_lines(id_) if chosen == "jsonl" else _alone(await store.export(id_, chosen))
+        pieces = store.export_lines(id_) if chosen == "jsonl" else _one_piece(await store.export(id_, chosen))
         if output is None:
-            harmless = escape_control_chars_in_json if chosen == "jsonl" and is_terminal() else str
+            escape = escape_control_chars_in_json if chosen == "jsonl" and is_terminal() else str
             async for piece in pieces:
-                write_raw(harmless(piece))
+                write_raw(escape(piece))
             return
-        size = await _written(output, pieces)
+        size = await _write_file(output, pieces)
     if as_json:
         print_json({"session_id": id_, "format": chosen, "path": str(output.absolute()), "bytes": size})
     else:
         print_text(f"Wrote {output} ({readable_size(size)}).")
 
 
-async def _alone(text: str) -> AsyncIterator[str]:
+async def _one_piece(text: str) -> AsyncIterator[str]:
     yield text
 
 
-async def _written(path: Path, pieces: AsyncIterator[str]) -> int:
-    """Write all of it or leave what was there: first beside it, then in its place. A device or a pipe stays one."""
+async def _write_file(path: Path, pieces: AsyncIterator[str]) -> int:
+    """Write a complete file or leave the existing one unchanged; devices and pipes are written to directly."""
     if not path.parent.is_dir():
         raise WrongUsage(f"there is no folder {path.parent}")
     if path.is_dir():
-        raise WrongUsage(f"{path} is a folder; name a file in it")
+        raise WrongUsage(f"{path} is a folder, not a file")
     if path.exists() and not path.is_file():
-        return await _written_to(path, pieces)
+        return await _write_pieces(path, pieces)
     path = path.resolve()
-    beside = path.with_name(f".{path.name[:40]}.{os.urandom(4).hex()}.part")
+    temporary = path.with_name(f".{path.name[:40]}.{os.urandom(4).hex()}.part")
     try:
-        size = await _written_to(beside, pieces)
-        beside.replace(path)
+        size = await _write_pieces(temporary, pieces)
+        temporary.replace(path)
     except carrel.StorageError:
         raise
     except OSError as problem:
         raise OSError(problem.errno, problem.strerror, str(path)) from None
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return size
 
 
-async def _written_to(path: Path, pieces: AsyncIterator[str]) -> int:
+async def _write_pieces(path: Path, pieces: AsyncIterator[str]) -> int:
     size = 0
     with path.open("wb") as file:
         async for piece in pieces:
@@ -427,27 +426,25 @@ async def _written_to(path: Path, pieces: AsyncIterator[str]) -> int:
     return size
 
 
-@app.command("import")
-@async_command
+@command(app, "import", panel=COPY, example="carrel sessions import ~/.claude/projects")
 async def import_(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Session files, or folders of them.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Session files, or folders of them.")],
     all_branches: Annotated[
-        bool, typer.Option("--all-branches", help="Also the branches that a conversation went back from, as sessions.")
+        bool, typer.Option("--all-branches", help="Import abandoned branches too, as sessions of their own.")
     ] = False,
-    again: Annotated[bool, typer.Option("--again", help="Also what was imported before, as other sessions.")] = False,
-    data: Data = None,
+    again: Annotated[bool, typer.Option("--again", help="Import files again that were imported before.")] = False,
+    base: Base = None,
     as_json: Json = False,
 ) -> None:
-    """Bring in sessions of other agents.
+    """Import sessions of other agents.
 
-    Claude Code, Codex, pi, Mistral Vibe (and other OpenAI Chat messages), and folders of this format. What a file has
-    that we do not know is counted and named. What was imported before is here already; what its file has got since is
-    added to it."""
+    Claude Code, Codex, pi, Mistral Vibe (and other OpenAI chat messages), and folders of carrel's format. Unknown lines
+    are counted and reported. If a file was imported before, only its new lines are added."""
     missing = [path for path in paths if not path.exists()]
     if missing:
-        raise WrongUsage(f"there is no {missing[0]}")
+        raise WrongUsage(f"there is no file {missing[0]}")
     reports, refused = [], []
-    async with opened(data) as store:
+    async with open_store(base, must_exist=False) as store:
         for path in paths:
             try:
                 reports += await store.import_file(path, all_branches=all_branches, again=again)
@@ -466,20 +463,21 @@ async def import_(
         raise TaskFailed("nothing was imported")
 
 
-@app.command("usage")
-@async_command
+@command(app, "usage", panel=LOOK, example="carrel sessions usage stars")
 async def usage(
     session: Id = "last",
     prices: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help='JSON: {"MODEL": {"input": 3, "output": 15}}, per million tokens.'),
     ] = None,
-    data: Data = None,
+    base: Base = None,
     as_json: Json = False,
 ) -> None:
-    """Tokens per model and per turn, and with prices what they cost. A fork counts only its own."""
-    table = prices_in(prices) if prices is not None else None
-    async with opened(data) as store:
+    """Show the tokens used by each model.
+
+    With --prices, also their cost. A fork counts only its own tokens."""
+    table = read_prices(prices) if prices is not None else None
+    async with open_store(base) as store:
         spent = await store.usage(await store.resolve_id(session), table)
         if as_json:
             print_json(spent.model_dump())
@@ -487,11 +485,10 @@ async def usage(
             print_usage(spent)
 
 
-@app.command("children")
-@async_command
-async def children(session: Id = "last", data: Data = None, as_json: Json = False) -> None:
-    """The sessions that were begun or forked from this one."""
-    async with opened(data) as store:
+@command(app, "children", panel=LOOK, example="carrel sessions children stars")
+async def children(session: Id = "last", base: Base = None, as_json: Json = False) -> None:
+    """Show the sessions started or forked from a session."""
+    async with open_store(base) as store:
         id_ = await store.resolve_id(session)
         found = [await store.read_meta(meta["id"], counts=True) for meta in await store.children(id_)]
         if as_json:
@@ -500,3 +497,55 @@ async def children(session: Id = "last", data: Data = None, as_json: Json = Fals
             print_sessions(found, short_ids(meta["id"] for meta in await store.list_sessions()))
         else:
             print_text(f"{id_} has no children.")
+
+
+@command(app, "tree", panel=LOOK, example="carrel sessions tree stars")
+async def tree(session: Id = "last", base: Base = None, as_json: Json = False) -> None:
+    """Show where a session was forked from, and its forks."""
+    async with open_store(base) as store:
+        id_ = await store.resolve_id(session)
+        metas = {meta["id"]: meta for meta in await store.counted(await store.list_sessions())}
+        root, seen = id_, {id_}
+        while (parent := metas[root].get("parent_session_id")) in metas and parent not in seen:
+            root = parent
+            seen.add(parent)
+        family = family_tree(metas, root)
+        if as_json:
+            print_json([{"id": meta["id"], "depth": depth, "title": meta.get("title")} for depth, meta in family])
+        else:
+            print_tree(family, id_, short_ids(metas))
+
+
+@command(app, "trace", panel=LOOK, example="carrel sessions trace work")
+async def trace(
+    session: Id = "last",
+    limit: Annotated[int, typer.Option(min=0, metavar="N", help="Only the last N steps; 0 for all.")] = 0,
+    base: Base = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a session did, with times.
+
+    The steps are runs, calls of tools and workflows, commands, installs, checkpoints and verdicts."""
+    async with open_store(base) as store:
+        id_ = await _newest(store) if session == "last" else await store.resolve_id(session, traces=True)
+        path = store.session_dir(id_)
+        files = FileStore(path.parent)
+        try:
+            lines = [line async for line in TraceLog(files, f"{path.name}/trace.jsonl").read()]
+        finally:
+            await files.close()
+        shown = lines[-limit:] if limit else lines
+        if as_json:
+            print_json(shown)
+        elif not shown:
+            print_text(f"{id_} has no trace: no code, tool or command was run in it.")
+        else:
+            print_trace(shown)
+
+
+async def _newest(store: "carrel.SessionStore") -> str:
+    """Return the id of the newest session, also of one without messages."""
+    metas = [*await store.list_sessions(), *await store.traces()]
+    if not metas:
+        raise carrel.SessionNotFound("there are no sessions yet")
+    return str(max(metas, key=lambda meta: meta["updated_at"])["id"])

@@ -1,4 +1,4 @@
-"""`carrel store …`: between a folder and a store that others share."""
+"""`carrel store …`: copies tools, workflows, artifacts, packages and sessions between a folder and a store."""
 
 import difflib
 from collections.abc import AsyncIterator, Sequence
@@ -10,72 +10,62 @@ from typing import Annotated, Any
 import typer
 
 import carrel
-from carrel.cli.exit_codes import TaskFailed, WrongUsage, async_command
+from carrel.cli.exit_codes import TaskFailed, WrongUsage
+from carrel.cli.options import LIBRARY, Json, command, existing_folder, group
 from carrel.cli.output import Column, print_json, print_table, print_text
 from carrel.library.store_sync import CopyReport, Difference, contents, copy, differences, parse_kinds
 from carrel.storage.base import Store
 from carrel.text import readable_size
 
-app = typer.Typer(
-    help="Between a folder and a store that others share. STORE is a Redis address (redis://host:6379/0) or a folder.",
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+app = group(
+    "store",
+    "Copy between a folder and a shared store. STORE is a Redis address (redis://host:6379/0) or a folder.",
+    panel=LIBRARY,
+    example="carrel store bootstrap mine ours",
 )
 
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="With tools/, workflows/, artifacts/, sessions/ …")]
+Folder = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="A folder with tools/, workflows/, artifacts/, sessions/.")
+]
 Address = Annotated[str, typer.Argument(metavar="STORE", help="redis://host:6379/0, or a folder.")]
-Prefix = Annotated[str, typer.Option(metavar="WORD", help="What all keys in Redis begin with.")]
+Prefix = Annotated[str, typer.Option(metavar="WORD", help="Prefix of all keys in Redis.")]
 Only = Annotated[
     list[str] | None,
-    typer.Option(metavar="KIND", help="tools, workflows, skills, artifacts, deps or sessions; again for more."),
+    typer.Option(metavar="KIND", help="tools, workflows, skills, artifacts, deps or sessions; may be repeated."),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what differs there; never a session.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what differs; never sessions.")]
 
 MARKS = {"new": "+", "longer": "+", "missing": "-", "shorter": "-", "changed": "~", "diverged": "~"}
 WORDS = {
     "new": "",
     "missing": "",
     "changed": "differs",
-    "longer": "goes on in the folder",
-    "shorter": "goes on in the store",
-    "diverged": "went on in both",
+    "longer": "the folder has more",
+    "shorter": "the store has more",
+    "diverged": "changed in both",
 }
 TEXTS = ("tools", "workflows", "skills", "deps")
 
 
-@app.callback(invoke_without_command=True)
-def _store(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
-
 @asynccontextmanager
-async def opened(address: str | Path, prefix: str, *, there: bool = False) -> AsyncIterator[Store]:
-    """The store at an address; with `there` a folder must exist already."""
+async def open_store(address: str | Path, prefix: str, *, must_exist: bool = False) -> AsyncIterator[Store]:
+    """Open the store at an address; with `must_exist`, a folder has to exist."""
     text = str(address)
     if isinstance(address, Path) and text.startswith(("redis:/", "rediss:/", "unix:/")):
-        # As a folder it would be made, and its name holds the password.
-        raise WrongUsage(
-            "the address of a store stands where a folder is wanted: bootstrap FOLDER STORE, pull STORE FOLDER"
-        )
+        # A folder of that name would be created, and the name may contain a password.
+        raise WrongUsage("FOLDER is the address of a store; the order is bootstrap FOLDER STORE, pull STORE FOLDER")
     if text.startswith(("redis://", "rediss://", "unix://")):
         storage: carrel.FileStorage | carrel.RedisStorage = carrel.RedisStorage(text, prefix)
     elif "://" in text:
-        raise WrongUsage(f"{text.partition('://')[0]}:// is no address of a store; redis://host:6379/0 is, or a folder")
+        raise WrongUsage(f"{text.partition('://')[0]}:// is not a store; write redis://host:6379/0, or a folder")
     else:
-        folder = Path(text).expanduser()
-        if folder.exists() and not folder.is_dir():
-            raise WrongUsage(f"{folder} is a file; a folder is wanted")
-        if there and not folder.exists():
-            raise WrongUsage(f"there is no folder {folder}")
-        storage = carrel.FileStorage(folder)
+        option = "FOLDER" if isinstance(address, Path) else "STORE"
+        storage = carrel.FileStorage(existing_folder(Path(text), option, must_exist=must_exist))
     async with storage:
         yield storage.store
 
 
-@app.command("bootstrap")
-@async_command
+@command(app, "bootstrap", example="carrel store bootstrap mine ours")
 async def bootstrap(
     folder: Folder,
     store: Address,
@@ -84,14 +74,15 @@ async def bootstrap(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Copy what a folder holds into a store; what the store has otherwise is left as it is."""
+    """Copy a folder into a store.
+
+    Nothing is deleted, and what differs in the store is kept unless --overwrite is given."""
     kinds = parse_kinds(only)
-    async with opened(folder, prefix, there=True) as source, opened(store, prefix) as target:
+    async with open_store(folder, prefix, must_exist=True) as source, open_store(store, prefix) as target:
         _print_report(await copy(source, target, kinds, overwrite=overwrite), as_json)
 
 
-@app.command("pull")
-@async_command
+@command(app, "pull", example="carrel store pull ours copy")
 async def pull(
     store: Address,
     folder: Folder,
@@ -100,40 +91,43 @@ async def pull(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Copy what a store holds into a folder; what the folder has otherwise is left as it is."""
+    """Copy a store into a folder.
+
+    Nothing is deleted, and what differs in the folder is kept unless --overwrite is given."""
     kinds = parse_kinds(only)
-    async with opened(store, prefix, there=True) as source, opened(folder, prefix) as target:
+    async with open_store(store, prefix, must_exist=True) as source, open_store(folder, prefix) as target:
         _print_report(await copy(source, target, kinds, overwrite=overwrite), as_json)
 
 
-@app.command("list")
-@async_command
+@command(app, "list", example="carrel store list ours")
 async def list_things(store: Address, prefix: Prefix = "carrel", only: Only = None, as_json: Json = False) -> None:
-    """What a store holds."""
-    async with opened(store, prefix, there=True) as source:
+    """Show the content of a store."""
+    async with open_store(store, prefix, must_exist=True) as source:
         found = await contents(source, parse_kinds(only))
     if as_json:
         print_json([{"kind": thing.kind, "name": thing.name, "bytes": thing.size} for thing in found])
     elif not found:
-        print_text("Nothing is there yet.")
+        print_text("The store is empty.")
     else:
         columns = [Column("KIND"), Column("NAME"), Column("SIZE", justify="right")]
         print_table(columns, [(thing.kind, thing.name, readable_size(thing.size)) for thing in found])
 
 
-@app.command("diff")
-@async_command
+@command(app, "diff", example="carrel store diff mine ours --patch")
 async def diff(
     folder: Folder,
     store: Address,
     prefix: Prefix = "carrel",
     only: Only = None,
-    patch: Annotated[bool, typer.Option("--patch", help="Show the lines in which texts differ.")] = False,
+    patch: Annotated[bool, typer.Option("--patch", help="Show the lines that differ.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Where a folder (+) and a store (-) differ."""
+    """Show the differences between a folder (+) and a store (-)."""
     kinds = parse_kinds(only)
-    async with opened(folder, prefix, there=True) as ours, opened(store, prefix, there=True) as theirs:
+    async with (
+        open_store(folder, prefix, must_exist=True) as ours,
+        open_store(store, prefix, must_exist=True) as theirs,
+    ):
         found = [one for one in await differences(ours, theirs, kinds) if one.state != "same"]
         if as_json:
             print_json([asdict(one) for one in found])
@@ -148,8 +142,8 @@ async def diff(
 
 
 def _line(one: Difference) -> str:
-    said = f" ({WORDS[one.state]})" if WORDS[one.state] else ""
-    return f"{MARKS[one.state]} {_key(one)}{said}"
+    note = f" ({WORDS[one.state]})" if WORDS[one.state] else ""
+    return f"{MARKS[one.state]} {_key(one)}{note}"
 
 
 def _key(one: Difference) -> str:
@@ -172,10 +166,10 @@ def _print_report(report: CopyReport, as_json: bool) -> None:
     for failure in report.failed:
         print_text(f"failed {failure.kind} {failure.name}: {failure.why}", "red")
     for one in report.kept:
-        why = "a session that went on there" if one.kind == "sessions" else "it differs; --overwrite replaces it"
+        why = "the session has changed there" if one.kind == "sessions" else "it differs; --overwrite replaces it"
         print_text(f"kept {one.kind} {one.name} ({why})")
     failed = f", {len(report.failed)} failed" if report.failed else ""
-    print_text(f"{len(report.copied)} copied, {report.same} the same already, {len(report.kept)} kept{failed}.")
+    print_text(f"{len(report.copied)} copied, {report.same} unchanged, {len(report.kept)} kept{failed}.")
     _fail_if_failed(report)
 
 

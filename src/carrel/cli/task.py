@@ -1,4 +1,4 @@
-"""`carrel task …`: run an agent on samples, show and compare its runs, and judge work on a sample."""
+"""`carrel task …`: run an agent on samples, show and compare its runs, and verify work on a sample."""
 
 from __future__ import annotations
 
@@ -14,8 +14,21 @@ import typer
 
 import carrel
 from carrel import tasks
-from carrel.cli.exit_codes import TaskFailed, WrongUsage, async_command
-from carrel.cli.options import chosen, text_in
+from carrel.cli.exit_codes import TaskFailed, WrongUsage
+from carrel.cli.options import (
+    TASKS,
+    Base,
+    CacheFolder,
+    DatasetsFolder,
+    Json,
+    Timeout,
+    Workers,
+    command,
+    existing_folder,
+    group,
+    read_text,
+    resolve_base,
+)
 from carrel.cli.output import Column, flush, print_json, print_table, print_text, progress
 from carrel.errors import EnvironmentFailed
 from carrel.execution.config import Mount
@@ -23,39 +36,24 @@ from carrel.execution.config import Mount
 if TYPE_CHECKING:
     from carrel.tasks import Dataset, Rate, RunFolder, RunInfo, Sample, Summary, TaskResult, VerificationResult
 
-app = typer.Typer(
-    help="Run an agent on samples, and judge what it did.\n\nExample: carrel task run demo --agent './agent.sh'",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+app = group(
+    "task",
+    "Run an agent on samples, and verify what it did.",
+    panel=TASKS,
+    example='carrel task run demo calc-1 --agent "sed -i s/if/while/ calc.py"',
 )
 
-DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="The name of a dataset, or its folder.")]
-BaseFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--base",
-        metavar="DIR",
-        help="The folder with datasets and runs (default: $CARREL_HOME, else ./.carrel, else ~/.carrel).",
-    ),
-]
-DatasetsFolder = Annotated[
-    Path | None, typer.Option("--datasets", metavar="DIR", help="Default: BASE/datasets, and the demo.")
-]
-CacheFolder = Annotated[
-    Path | None, typer.Option("--cache", metavar="DIR", help="For unpacked files. Default: BASE/cache.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="A dataset's name, or its folder.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="The name of a run in BASE/runs, or its folder.")]
 
 _STYLES = {"solved": "green", "flaky": "yellow", "partly": "yellow", "infrastructure_failed": "bold red"}
 _AGENT_STATUS = {"could_not_run": "agent not run", "changed_nothing": "nothing changed"}
 
 
-@app.command("run")
-@async_command
+@command(app, "run", example="carrel task run demo calc-1 --agent 'sed -i s/if/while/ calc.py'")
 async def run(
     dataset: DatasetName,
-    samples: Annotated[list[str] | None, typer.Argument(metavar="[SAMPLE]...", help="Default: all of them.")] = None,
+    samples: Annotated[list[str] | None, typer.Argument(metavar="SAMPLE", help="Only these samples.")] = None,
     agent: Annotated[
         str,
         typer.Option(
@@ -64,7 +62,7 @@ async def run(
         ),
     ] = "",
     attempts: Annotated[int, typer.Option(metavar="K", min=1, help="Attempts at each sample.")] = 1,
-    workers: Annotated[int, typer.Option(help="Number of attempts at the same time.", min=1)] = 2,
+    workers: Workers = 2,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the newest run of this dataset, or the one of --output.")
     ] = False,
@@ -72,9 +70,9 @@ async def run(
         Path | None,
         typer.Option("--output", "-o", metavar="DIR", help="Folder of the run. Default: BASE/runs/DATASET-<UTC time>"),
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds for one attempt of the agent; 0 for no limit.", min=0)] = 3600,
+    timeout: Timeout = 3600,
     network: Annotated[
-        bool | None, typer.Option("--network/--no-network", help="For the agent. Default: as the sample says.")
+        bool | None, typer.Option("--network/--no-network", help="Allow network access. Default: as the sample says.")
     ] = None,
     env: Annotated[
         list[str] | None, typer.Option(metavar="NAME[=VALUE]", help="A variable for the agent; may be repeated.")
@@ -82,16 +80,16 @@ async def run(
     mount: Annotated[
         list[str] | None, typer.Option(metavar="DIR[:AT]", help="A folder that the agent can read; may be repeated.")
     ] = None,
-    base: BaseFolder = None,
+    base: Base = None,
     datasets: DatasetsFolder = None,
     cache: CacheFolder = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
-    """Give each sample to an agent, judge what it did, and count the solved samples."""
+    """Run an agent on samples, and count those it solved."""
     found = dataset_named(dataset, datasets, base)
     selected = [found.sample(name) for name in samples] if samples else found.samples
     if not agent.strip():
-        raise WrongUsage("--agent is missing: the command that works on the samples; there is no default")
+        raise WrongUsage("--agent is missing: the command that solves a sample")
     solver = tasks.Agent(
         command=agent,
         timeout=timeout or None,
@@ -121,7 +119,7 @@ async def run(
             total = await tasks.run_samples(
                 selected,
                 solver,
-                _recorded_sessions(solver, chosen(base), cache),
+                _recorded_sessions(solver, resolve_base(base), cache),
                 folder,
                 attempts=attempts,
                 workers=workers,
@@ -166,11 +164,11 @@ def _recorded_sessions(agent: tasks.Agent, base: Path, cache: Path | None) -> ta
     return open_session
 
 
-@app.command("show")
+@command(app, "show", example="carrel task show")
 def show_run(
-    run: Annotated[str, typer.Argument(metavar="[RUN]", help="A run in BASE/runs or its folder. Default: all.")] = "",
-    base: BaseFolder = None,
-    as_json: AsJson = False,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run in BASE/runs or its folder. Default: all.")] = "",
+    base: Base = None,
+    as_json: Json = False,
 ) -> None:
     """Show the runs there are, or one run with its attempts."""
     if not run:
@@ -231,8 +229,8 @@ def _print_runs(folders: Sequence[RunFolder], as_json: bool) -> None:
     print_table(columns, rows)
 
 
-@app.command("compare")
-def compare_runs(first: RunName, second: RunName, base: BaseFolder = None, as_json: AsJson = False) -> None:
+@command(app, "compare", example="carrel task compare first second")
+def compare_runs(first: RunName, second: RunName, base: Base = None, as_json: Json = False) -> None:
     """Compare two runs on the samples that both have judged."""
     folders = [_run_named(name, base) for name in (first, second)]
     results = [tasks.attempts_of(folder.read_results()) for folder in folders]
@@ -258,14 +256,14 @@ def compare_runs(first: RunName, second: RunName, base: BaseFolder = None, as_js
 
 def _run_paths(base: Path | None) -> list[Path]:
     """The folders of all runs, the newest first."""
-    return sorted((path.parent for path in (chosen(base) / "runs").glob("*/run.json")), reverse=True)
+    return sorted((path.parent for path in (resolve_base(base) / "runs").glob("*/run.json")), reverse=True)
 
 
 def _run_named(name: str, base: Path | None) -> RunFolder:
-    path = Path(name) if os.sep in name or Path(name, "run.json").is_file() else chosen(base) / "runs" / name
+    path = Path(name) if os.sep in name or Path(name, "run.json").is_file() else resolve_base(base) / "runs" / name
     if not (path / "run.json").is_file():
         there = ", ".join(path.name for path in _run_paths(base)[:10]) or "none"
-        raise WrongUsage(f"there is no run {name!r} in {chosen(base) / 'runs'}; there are: {there}")
+        raise WrongUsage(f"there is no run {name!r} in {resolve_base(base) / 'runs'}; there are: {there}")
     return tasks.RunFolder(path)
 
 
@@ -276,50 +274,51 @@ def _run_folder(dataset: str, output: Path | None, base: Path | None, *, resume:
         for path in _run_paths(base):
             if tasks.RunFolder(path).read_info().dataset == dataset:
                 return path.absolute()
-        raise WrongUsage(f"there is no run of {dataset} in {chosen(base) / 'runs'} to resume; leave --resume out")
-    return tasks.RunFolder.new(chosen(base) / "runs", dataset).path.absolute()
+        raise WrongUsage(f"there is no run of {dataset} in {resolve_base(base) / 'runs'} to resume; leave --resume out")
+    return tasks.RunFolder.new(resolve_base(base) / "runs", dataset).path.absolute()
 
 
-@app.command("verify")
-@async_command
+@command(app, "verify", example="carrel task verify demo calc-1 --gold")
 async def verify(
     dataset: DatasetName,
-    sample: Annotated[str, typer.Argument(metavar="SAMPLE")],
-    patch: Annotated[str | None, typer.Option(metavar="FILE|-", help="The work, as a patch.")] = None,
+    sample: Annotated[str, typer.Argument(metavar="SAMPLE", help="The id of a sample.")],
+    patch: Annotated[str | None, typer.Option(metavar="FILE|-", help="The work as a patch; - for stdin.")] = None,
     folder: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", exists=True, file_okay=False, help="The work, as a changed copy of the files."),
+        typer.Option(metavar="DIR", exists=True, file_okay=False, help="The work as a changed copy of the files."),
     ] = None,
     gold: Annotated[bool, typer.Option("--gold", help="The sample's own solution.")] = False,
-    base: BaseFolder = None,
+    base: Base = None,
     datasets: DatasetsFolder = None,
     cache: CacheFolder = None,
     logs: Annotated[
-        Path | None, typer.Option("--logs", "--keep", metavar="DIR", help="Write the complete output there.")
+        Path | None, typer.Option("--logs", metavar="DIR", help="Write the complete output to this folder.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
-    """Judge work on a sample: a patch, a folder, or the sample's own solution."""
+    """Verify work on a sample.
+
+    The work is a patch, a folder, or the sample's own solution. The exit code is 1 if the sample is not solved."""
     wanted = dataset_named(dataset, datasets, base).sample(sample)
     if (patch is not None) + (folder is not None) + gold != 1:
-        raise WrongUsage("name the work to judge: one of --patch FILE, --folder DIR or --gold")
-    cache = cache or chosen(base) / "cache"
+        raise WrongUsage("give the work to verify: one of --patch FILE, --folder DIR or --gold")
+    cache = cache or resolve_base(base) / "cache"
     if folder is not None:
-        result = await _judge_folder(wanted, folder, cache, logs)
+        result = await _verify_folder(wanted, folder, cache, logs)
     else:
-        text = wanted.patch if gold else text_in(patch or "")
+        text = wanted.patch if gold else read_text(patch or "")
         result = await tasks.grade_patch(wanted, text, cache=cache, keep=logs)
     if as_json:
         print_json(result.shown().model_dump())
     else:
         _print_result(result)
     if result.outcome == "infrastructure_failed":
-        raise EnvironmentFailed(f"{sample} could not be judged: {_reason(result)}")
+        raise EnvironmentFailed(f"{sample} could not be verified: {_reason(result)}")
     if not result.is_success:
         raise TaskFailed(f"{sample}: {result.outcome.replace('_', ' ')}, score {_score(result)}")
 
 
-async def _judge_folder(sample: Sample, folder: Path, cache: Path, logs: Path | None) -> VerificationResult:
+async def _verify_folder(sample: Sample, folder: Path, cache: Path, logs: Path | None) -> VerificationResult:
     prepared = await tasks.prepare_sample(sample, cache)
     changes = tasks.changes_of_folder(
         prepared.workspace, folder.absolute(), tasks.protection_for(prepared).protected_reason
@@ -328,15 +327,17 @@ async def _judge_folder(sample: Sample, folder: Path, cache: Path, logs: Path | 
 
 
 def dataset_named(name: str, folder: Path | None, base: Path | None = None) -> Dataset:
-    """The dataset of this name, or the one in a folder when the name is a path."""
+    """Return the dataset of this name, or the one in a folder if the name is a path."""
     if os.sep in name or name in (".", ".."):
         return tasks.Dataset.load(name)
     return datasets_in(folder, base).get(name)
 
 
 def datasets_in(folder: Path | None, base: Path | None = None) -> tasks.Datasets:
-    """The datasets of a folder; without one those of the base folder, and the demo."""
-    return tasks.Datasets(folder or chosen(base) / "datasets", demo=folder is None)
+    """Return the datasets of a folder; without one, those of the base folder and the demo."""
+    if folder is not None:
+        existing_folder(folder, "--datasets", must_exist=True)
+    return tasks.Datasets(folder or resolve_base(base) / "datasets", demo=folder is None)
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -344,7 +345,7 @@ def _variable(text: str) -> tuple[str, str]:
     if not name:
         raise WrongUsage(f"{text!r} is not a variable: write NAME=VALUE, or NAME for one that is set here")
     if not equals and name not in os.environ:
-        raise WrongUsage(f"--env {name}: there is no such variable here; write {name}=VALUE")
+        raise WrongUsage(f"--env {name}: the variable is not set here; write {name}=VALUE")
     return name, value if equals else os.environ[name]
 
 

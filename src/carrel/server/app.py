@@ -58,7 +58,7 @@ async def serve(settings: ServerSettings, on_listening: Callable[[str, str | Non
                 f"there is no key yet, so the server does not listen on {settings.host}; "
                 "create one with `carrel keys add NAME`"
             )
-        manager = SessionManager(storage, Datasets(settings.datasets), settings)
+        manager = SessionManager(storage, Datasets(settings.datasets, demo=settings.demo), settings)
         with bind(settings.host, settings.port) as bound:
             url = url_of(bound, settings.host) + PREFIX
             await manager.start()

@@ -28,6 +28,8 @@ class ServerSettings:
     """The name of this server in its store: at its start it ends the sessions that it had left live under this name."""
     datasets: Path | None = None
     """A folder of datasets; None is carrel's own, and the demo."""
+    demo: bool | None = None
+    """Whether the demo dataset is served; None: only if no folder of datasets is given."""
     cache: Path | None = None
     """For unpacked files and set-up layers; None is carrel's own."""
     tools: Path | None = None

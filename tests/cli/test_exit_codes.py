@@ -1,4 +1,4 @@
-"""When something is wrong: one line that says what, an exit code that says whose turn it is, and no traceback."""
+"""Errors are one line without a traceback, with the exit code that fits; Ctrl-C and closed pipes are no errors."""
 
 import json
 import os
@@ -17,16 +17,16 @@ from carrel import SessionStore, user_text_message
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         ("nonsense", "No such command"),
         ("sessions nonsense", "No such command"),
         ("sessions list --nonsense", "No such option"),
         ("sessions list --limit many", "--limit"),
         ("sessions list --limit -1", "--limit"),
-        ("sessions show nobody", "nobody"),
+        ("sessions show missing", "missing"),
         ("sessions show ../etc", "etc"),
-        ("sessions tail nobody", "nobody"),
+        ("sessions tail missing", "missing"),
         ("sessions tail stars --from-seq 0", "--from-seq"),
         ("sessions fork stars --at 99", "99"),
         ("sessions fork stars --at -1", "-1"),
@@ -37,23 +37,27 @@ from carrel import SessionStore, user_text_message
         ("sessions rewind stars --to-seq 99", "99"),
         ("sessions label stars", "TEXT"),
         ("sessions label stars here --at 99", "99"),
-        ("sessions delete nobody --yes", "nobody"),
+        ("sessions delete missing --yes", "missing"),
         ("sessions delete", "ID"),
         ("sessions export stars --format docx", "docx"),
         ("sessions export stars --output nowhere/x.html", "no folder"),
         ("sessions export stars --json", "--output"),
         ("sessions import nowhere.jsonl", "nowhere.jsonl"),
         ("sessions prune", "--older-than"),
-        ("sessions prune --older-than soon", "no age"),
-        ("sessions prune --older-than 99999999999999w", "no age"),
+        ("sessions prune --older-than soon", "not an age"),
+        ("sessions prune --older-than 99999999999999w", "not an age"),
         ("sessions usage stars --prices nowhere.json", "nowhere.json"),
         ("sessions search", "WORDS"),
         ("sessions search stars --limit 0", "--limit"),
-        ("demo --keep home", "there already"),
+        ("demo --output home", "exists"),
+        ("tools list --base nowhere", "there is no folder nowhere"),
+        ("sessions list --base nowhere", "there is no folder nowhere"),
+        ("datasets list --datasets nowhere", "there is no folder nowhere"),
+        ("serve --datasets nowhere", "there is no folder nowhere"),
     ],
 )
-def test_what_was_typed_wrong_is_named(carrel: Any, stars: str, words: str, says: str) -> None:
-    assert says in carrel(*words.split(), code=2).stderr
+def test_wrong_usage_is_named(carrel: Any, stars: str, words: str, message: str) -> None:
+    assert message in carrel(*words.split(), code=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -68,12 +72,12 @@ def test_what_was_typed_wrong_is_named(carrel: Any, stars: str, words: str, says
         '{"m": {"input": NaN}}',
     ],
 )
-def test_a_wrong_price_table_is_named(carrel: Any, stars: str, tmp_path: Path, table: str) -> None:
+def test_an_invalid_price_table_is_named(carrel: Any, stars: str, tmp_path: Path, table: str) -> None:
     (tmp_path / "p.json").write_text(table)
     assert "p.json" in carrel("sessions", "usage", stars, "--prices", "p.json", code=2).stderr
 
 
-def test_an_id_that_fits_several_is_wrong_usage(carrel: Any, keep: Any) -> None:
+def test_an_ambiguous_id_is_wrong_usage(carrel: Any, keep: Any) -> None:
     async def write(store: SessionStore) -> None:
         for name in ("abc-1", "abc-2"):
             await store.create_session(name, session_id=name, model="m")
@@ -83,16 +87,16 @@ def test_an_id_that_fits_several_is_wrong_usage(carrel: Any, keep: Any) -> None:
     assert carrel("sessions", "show", "abc-2").stdout.startswith("abc-2\n")
 
 
-def test_no_session_at_all_is_said(carrel: Any) -> None:
+def test_last_without_any_session(carrel: Any) -> None:
     assert "no sessions" in carrel("sessions", "show", "last", code=2).stderr
 
 
-def test_data_that_is_a_file_is_wrong_usage(carrel: Any, tmp_path: Path) -> None:
+def test_a_base_that_is_a_file_is_wrong_usage(carrel: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert "is a file" in carrel("sessions", "list", "--data", "file", code=2).stderr
+    assert "is a file" in carrel("sessions", "list", "--base", "file", code=2).stderr
 
 
-def test_a_session_of_a_newer_carrel_is_left_alone(carrel: Any, home: Path, stars: str) -> None:
+def test_a_session_of_a_newer_carrel_is_not_changed(carrel: Any, home: Path, stars: str) -> None:
     path = home / "sessions" / stars / "meta.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"message_format_version": 99}))
     before = path.read_bytes()
@@ -100,32 +104,32 @@ def test_a_session_of_a_newer_carrel_is_left_alone(carrel: Any, home: Path, star
     assert path.read_bytes() == before
 
 
-def test_a_full_disk_is_told_and_leaves_no_half_file(carrel: Any, keep: Any, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_half_written_file(carrel: Any, keep: Any, tmp_path: Path) -> None:
     async def write(store: SessionStore) -> None:
         await store.append_message("big", user_text_message("x" * 200_000), model="m")
 
     keep(write)
 
-    def little_room() -> None:
+    def limit_file_size() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
-    assert "error: " in carrel("sessions", "export", "big", "-o", "big.md", code=3, preexec_fn=little_room).stderr
+    assert "error: " in carrel("sessions", "export", "big", "-o", "big.md", code=3, preexec_fn=limit_file_size).stderr
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
-def test_no_permission_is_told(carrel: Any, home: Path, stars: str) -> None:
-    # Root may read everything, until it gives its powers away.
-    powerless = ["setpriv", "--bounding-set=-all"] if os.geteuid() == 0 else []
+def test_a_missing_permission_is_named(carrel: Any, home: Path, stars: str) -> None:
+    # Root may read everything, unless it gives up its capabilities.
+    unprivileged = ["setpriv", "--bounding-set=-all"] if os.geteuid() == 0 else []
     log = home / "sessions" / stars / "messages.jsonl"
     log.chmod(0o000)
-    assert "ermission" in carrel("sessions", "show", stars, code=3, through=powerless).stderr
+    assert "ermission" in carrel("sessions", "show", stars, code=3, through=unprivileged).stderr
 
 
-def test_somewhere_that_cannot_be_written_is_told(carrel: Any, stars: str) -> None:
+def test_an_output_that_cannot_be_written_is_named(carrel: Any, stars: str) -> None:
     assert "error: " in carrel("sessions", "export", stars, "-o", "/proc/nothing.html", code=3).stderr
 
 
-def test_ctrl_c_ends_a_question_with_130_and_changes_nothing(at_terminal: Any, home: Path, stars: str) -> None:
+def test_ctrl_c_at_a_question_changes_nothing(at_terminal: Any, home: Path, stars: str) -> None:
     terminal = at_terminal("sessions", "delete", stars)
     terminal.wait_for("[y/N] ")
     terminal.press("\x03")
@@ -134,7 +138,7 @@ def test_ctrl_c_ends_a_question_with_130_and_changes_nothing(at_terminal: Any, h
     assert (home / "sessions" / stars).exists()
 
 
-def test_ctrl_c_ends_tail_as_it_should(at_terminal: Any, stars: str) -> None:
+def test_ctrl_c_is_the_normal_end_of_tail(at_terminal: Any, stars: str) -> None:
     terminal = at_terminal("sessions", "tail", stars)
     terminal.wait_for("And planets?")
     terminal.press("\x03")
@@ -142,7 +146,7 @@ def test_ctrl_c_ends_tail_as_it_should(at_terminal: Any, stars: str) -> None:
     assert "Traceback" not in terminal.shown
 
 
-def test_help_and_version_are_quick_to_read(carrel: Any) -> None:
+def test_help_and_version(carrel: Any) -> None:
     assert carrel("--version").stdout.startswith("carrel 0.")
     assert carrel("--help").stdout == carrel().stdout
     assert "sessions" in carrel("-h").stdout
@@ -171,7 +175,7 @@ def test_the_installed_command_is_the_same() -> None:
     assert done.stdout.startswith("carrel ")
 
 
-def test_standard_output_that_is_closed_is_no_bug(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_closed_standard_output_is_no_error(environment: dict[str, str], tmp_path: Path) -> None:
     words = [sys.executable, "-m", "carrel", "sessions", "list"]
     done = subprocess.run(
         ["sh", "-c", '"$@" >&-', "sh", *words],
@@ -186,8 +190,8 @@ def test_standard_output_that_is_closed_is_no_bug(environment: dict[str, str], t
 
 
 @pytest.mark.parametrize("words", ["--help", "--version", "datasets list", "doctor --json", "sessions"])
-def test_a_reader_that_has_gone_is_no_error(environment: dict[str, str], tmp_path: Path, words: str) -> None:
-    # It reads nothing, and is gone before anything is written.
+def test_a_closed_pipe_is_no_error(environment: dict[str, str], tmp_path: Path, words: str) -> None:
+    # The reader ends before anything is written.
     command = f"set -o pipefail; (sleep 0.5; {shlex.quote(sys.executable)} -m carrel {words}; echo $? >code) | true"
     done = subprocess.run(
         ["bash", "-c", command], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
@@ -199,13 +203,13 @@ def test_a_reader_that_has_gone_is_no_error(environment: dict[str, str], tmp_pat
     "words",
     [["run", "print('\udce9')"], ["run", "-"], ["workflows", "add", "x", "-"], ["store", "list", "redis://\udce9"]],
 )
-def test_what_is_no_text_is_wrong_usage(carrel: Any, tmp_path: Path, words: list[str]) -> None:
+def test_input_that_is_not_text_is_wrong_usage(carrel: Any, tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "latin").write_bytes(b"print('\xe9')\n")
     with (tmp_path / "latin").open("rb") as stdin:
         assert "not text in UTF-8" in carrel(*words, code=2, stdin=stdin).stderr
 
 
-def test_python_is_read_in_the_encoding_that_it_names(carrel: Any, tmp_path: Path) -> None:
+def test_python_is_read_in_its_declared_encoding(carrel: Any, tmp_path: Path) -> None:
     (tmp_path / "latin.py").write_bytes(b"# -*- coding: latin-1 -*-\nprint('caf\xe9')\n")
     (tmp_path / "mark.py").write_bytes(b"\xef\xbb\xbfprint('caf\xc3\xa9')\r\n")
     for file in ("latin.py", "mark.py"):
@@ -214,15 +218,15 @@ def test_python_is_read_in_the_encoding_that_it_names(carrel: Any, tmp_path: Pat
         assert carrel("run", "-", env={"PYTHONUTF8": "0", "LC_ALL": "C"}, stdin=stdin).stdout == "caf\\xe9\n"
 
 
-def test_no_threads_left_is_the_machines_fault(carrel: Any, stars: str) -> None:
-    # Each wants a stack larger than there is memory: so none can be started, also by root, whom no number limits.
+def test_a_lack_of_threads_is_exit_code_3(carrel: Any, stars: str) -> None:
+    # With a stack larger than the memory limit no thread starts, also for root, to whom `ulimit -u` does not apply.
     none = ["sh", "-c", 'ulimit -s 1000000000 && ulimit -v 8000000 && exec "$@"', "sh"]
     assert "ulimit -u" in carrel("sessions", "list", code=3, through=none).stderr
 
 
 @pytest.mark.parametrize("after", [0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4])
-def test_ctrl_c_while_it_is_loaded_is_silent(environment: dict[str, str], tmp_path: Path, after: float) -> None:
-    # The first step was taken when the next one is; what comes then is interrupted at one moment or another.
+def test_ctrl_c_while_loading_is_silent(environment: dict[str, str], tmp_path: Path, after: float) -> None:
+    # The audit hook reports that loading has begun; the signal comes at different moments after that.
     script = (
         "import sys\n"
         "sys.argv = ['carrel', 'sessions', 'list']\n"
@@ -244,5 +248,5 @@ def test_ctrl_c_while_it_is_loaded_is_silent(environment: dict[str, str], tmp_pa
     assert process.stdout.readline() == "on\n"
     time.sleep(after)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert (process.returncode in (-signal.SIGINT, 130, 0), said) == (True, "")
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode in (-signal.SIGINT, 130, 0), errors) == (True, "")

@@ -1,0 +1,249 @@
+"""`carrel serve`, `carrel mcp` and `carrel keys`: sessions for other programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from carrel import server
+from carrel.cli.exit_codes import WrongUsage
+from carrel.cli.options import (
+    SERVER,
+    Base,
+    CacheFolder,
+    DatasetsFolder,
+    Json,
+    Network,
+    Timeout,
+    command,
+    existing_folder,
+    group,
+    open_session,
+    parse_age,
+    resolve_base,
+)
+from carrel.cli.output import Column, flush, print_json, print_table, print_text
+from carrel.execution.config import MODES, SandboxMode
+
+app = typer.Typer()
+keys = group(
+    "keys",
+    "Keys of the users of the server. A running server notices changes within a second.",
+    panel=SERVER,
+    example="carrel keys list",
+)
+
+Store = Annotated[
+    str | None,
+    typer.Option(metavar="URL|DIR", help="Where keys, sessions and logs are kept. Default: the folder BASE/server."),
+]
+Data = Annotated[Path | None, typer.Option(metavar="DIR", help="The same as --store DIR.")]
+UserName = Annotated[str, typer.Argument(metavar="NAME", help="The user's name; sessions belong to a user.")]
+
+
+@command(app, "serve", panel=SERVER, example="carrel serve --port 8765")
+async def serve(
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="PORT", help="The port; 0 for any free one.", min=0, max=65535)] = 8765,
+    base: Base = None,
+    store: Store = None,
+    data: Data = None,
+    keys: Annotated[
+        str | None, typer.Option(metavar="URL|DIR", help="Another store that has the keys. Default: --store.")
+    ] = None,
+    datasets: DatasetsFolder = None,
+    cache: CacheFolder = None,
+    tools: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Tool files for sessions without a sample. Default: no tools.")
+    ] = None,
+    max_sessions: Annotated[int, typer.Option(metavar="N", help="Maximum number of live sessions.", min=1)] = 200,
+    prewarmed: Annotated[
+        int, typer.Option(metavar="N", help="Executors started in advance for samples used repeatedly.", min=0)
+    ] = 4,
+    retention: Annotated[
+        str | None,
+        typer.Option(metavar="AGE", help="Delete records of sessions that ended this long ago: 30d. Default: never."),
+    ] = None,
+    sandbox: Annotated[
+        str | None, typer.Option(metavar="MODE", help="required, auto or off. Default: $CARREL_SANDBOX, else required.")
+    ] = None,
+    allow_network: Annotated[
+        bool, typer.Option("--allow-network", help="Allow sessions without a sample to request network access.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Serve sessions over HTTP until Ctrl-C."""
+    mode = _sandbox_mode(sandbox or os.environ.get("CARREL_SANDBOX") or "required")
+    folder = resolve_base(base)
+    if datasets is not None:
+        existing_folder(datasets, "--datasets", must_exist=True)
+    settings = server.ServerSettings(
+        host=host,
+        port=port,
+        store=_server_store(base, store, data),
+        keys=keys,
+        datasets=datasets or folder / "datasets",
+        demo=datasets is None,
+        cache=cache or folder / "cache",
+        tools=tools,
+        sandbox=mode,
+        network=allow_network,
+        max_sessions=max_sessions,
+        prewarmed=prewarmed,
+        retention=parse_age(retention) if retention is not None else None,
+    )
+
+    def listening(url: str, key: str | None) -> None:
+        if as_json:
+            # On one line, so that the parent process can read it while the server runs.
+            typer.echo(json.dumps({"url": url, "key": key}))
+        else:
+            print_text(f"Listening on {url}, sandbox: {mode}")
+            if key is not None:
+                print_text(f"Created the first key, which is printed only now: {key}")
+            print_text("Ctrl-C stops the server and all sessions.", "dim")
+        flush()
+
+    await server.serve_http(settings, listening)
+
+
+def _sandbox_mode(text: str) -> SandboxMode:
+    for mode in MODES:
+        if mode == text:
+            return mode
+    raise WrongUsage(f"--sandbox: {text!r} is not one of {', '.join(MODES)}")
+
+
+@command(app, "mcp", panel=SERVER, example="carrel mcp --http 8765")
+async def mcp(
+    base: Base = None,
+    http: Annotated[
+        str | None,
+        typer.Option("--http", metavar="[HOST:]PORT", help="Serve HTTP at /mcp. Default: standard input and output."),
+    ] = None,
+    runtime_deps: Annotated[
+        bool, typer.Option("--runtime-deps/--no-runtime-deps", help="Allow installing and removing packages.")
+    ] = True,
+    timeout: Timeout = 60.0,
+    network: Network = True,
+) -> None:
+    """Serve one session over the Model Context Protocol.
+
+    On standard input and output it serves one client and ends with it. Over HTTP all clients share the session until
+    Ctrl-C, and only programs on this machine can connect unless HOST is given."""
+    address = None if http is None else parse_address(http)
+    settings = {"timeout": timeout or None, "allow_runtime_deps": runtime_deps, "network": network}
+    async with open_session(base, must_exist=False, **settings) as session:
+        if address is None:
+            await server.serve_mcp_stdio(session, runtime_deps=runtime_deps)
+        else:
+            await server.serve_mcp_http(session, *address, runtime_deps=runtime_deps, listening=_print_address)
+
+
+def _print_address(url: str) -> None:
+    print_text(f"Listening on {url}")
+    print_text("Ctrl-C stops the server and its session.", "dim")
+    flush()
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Return the host and port of `8765`, `127.0.0.1:8765` or `[::1]:8765`."""
+    host, _, port = text.rpartition(":")
+    if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535 or "/" in host:
+        raise WrongUsage(f"--http: {text!r} is not an address; write PORT or HOST:PORT")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+# --- keys -----------------------------------------------------------------------------------------------------------
+
+
+@command(keys, "add", example="carrel keys add ada --scope agent --expires 7d")
+async def add_key(
+    name: UserName,
+    scope: Annotated[
+        str,
+        typer.Option(metavar="SCOPE", help="full; agent (no access to solutions and tests); or read (no changes)."),
+    ] = "full",
+    session: Annotated[str | None, typer.Option(metavar="ID", help="Allow access to this session only.")] = None,
+    expires: Annotated[str | None, typer.Option(metavar="AGE", help="How long it is valid: 7d. Default: ever.")] = None,
+    base: Base = None,
+    store: Store = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Create a key and print it.
+
+    It cannot be printed again, because only its hash is stored."""
+    lifetime = parse_age(expires) if expires is not None else None
+    async with server.open_keys(_server_store(base, store, data)) as api_keys:
+        key = await api_keys.add(name, scope=_parse_scope(scope), session=session, lifetime=lifetime)
+    if as_json:
+        print_json({"name": name, "key": key, "scope": scope, "session": session})
+    else:
+        typer.echo(key)
+
+
+@command(keys, "list", example="carrel keys list")
+async def list_keys(base: Base = None, store: Store = None, data: Data = None, as_json: Json = False) -> None:
+    """Show the valid keys: users, scopes and expiry."""
+    async with server.open_keys(_server_store(base, store, data)) as api_keys:
+        found = await api_keys.list()
+    if as_json:
+        print_json([_key_data(key) for key in found])
+        return
+    rows = [
+        (key.name, key.scope, key.session or "-", _minute(key.created_at), _minute(key.expires_at)) for key in found
+    ]
+    print_table([Column(title) for title in ("NAME", "SCOPE", "SESSION", "CREATED", "EXPIRES")], rows)
+
+
+@command(keys, "revoke", example="carrel keys revoke ada")
+async def revoke_keys(
+    name: UserName,
+    scope: Annotated[str | None, typer.Option(metavar="SCOPE", help="Only the key with this scope.")] = None,
+    session: Annotated[str | None, typer.Option(metavar="ID", help="Only the key for this session.")] = None,
+    base: Base = None,
+    store: Store = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Revoke the keys of a user.
+
+    A running server refuses them within a second."""
+    async with server.open_keys(_server_store(base, store, data)) as api_keys:
+        revoked = await api_keys.revoke(name, scope=_parse_scope(scope) if scope is not None else None, session=session)
+    if as_json:
+        print_json({"name": name, "revoked": True, "keys": [_key_data(key) for key in revoked]})
+    else:
+        for key in revoked:
+            print_text(f"Revoked the key of {key}.")
+
+
+def _server_store(base: Path | None, store: str | None, data: Path | None) -> str | Path:
+    """Return the store of a server: `--store`, or the folder of `--data`, else a folder of the base."""
+    if store is not None and data is not None:
+        raise WrongUsage("--data is the same as --store with a folder; give one of them")
+    return store or data or resolve_base(base) / "server"
+
+
+def _parse_scope(text: str) -> server.KeyScope:
+    for scope in server.SCOPES:
+        if scope == text:
+            return scope
+    raise WrongUsage(f"--scope: {text!r} is not one of {', '.join(server.SCOPES)}")
+
+
+def _key_data(key: server.ApiKey) -> dict[str, Any]:
+    expires = key.expires_at.isoformat() if key.expires_at is not None else None
+    about = {"name": key.name, "created_at": key.created_at.isoformat(), "scope": key.scope}
+    return {**about, "session": key.session, "expires_at": expires}
+
+
+def _minute(moment: datetime | None) -> str:
+    return moment.strftime("%Y-%m-%d %H:%M") if moment is not None else "-"
