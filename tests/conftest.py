@@ -1,4 +1,4 @@
-"""What all tests share: a real Redis, a place to keep things of every kind, and an honest word on what was not run."""
+"""Fixtures for all tests: a real Redis, a real Docker, storage backends; and a list of the tests that were skipped."""
 
 import asyncio
 import contextlib
@@ -17,21 +17,21 @@ from carrel.storage.redis.store import RedisStore
 from tests.support.missing_parts import SETTING, skip_without
 from tests.support.real_docker import NoEngine, shared_engine
 from tests.support.real_redis import NoRedis, RealRedis
-from tests.support.stores import KINDS, Place, differs
+from tests.support.stores import KINDS, Backend, differs
 
 pytest.register_assert_rewrite("tests.storage.suite")
 
-# In the background of a shell SIGINT comes ignored, and every process of a test would inherit that.
+# A shell starts background jobs with SIGINT ignored, and every process of a test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says something about the machine, not about carrel.
+# The time of an example depends on the machine, not on carrel.
 settings.register_profile("carrel", deadline=None)
 settings.load_profile("carrel")
 
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRedis]:
-    """One private server for this test worker; it keeps nothing on disk."""
+    """A private server for this test worker; it stores nothing on disk."""
     try:
         server = RealRedis(tmp_path_factory.mktemp("redis")).start()
     except NoRedis as reason:
@@ -62,7 +62,7 @@ def redis_url(redis_server: RealRedis) -> str:
 
 @pytest.fixture
 def start_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., RealRedis]]:
-    """Start another server, with settings of redis.conf: `start_redis(requirepass="x")`."""
+    """Start another server with settings of redis.conf: `start_redis(requirepass="x")`."""
     servers: list[RealRedis] = []
 
     def start(**settings: str) -> RealRedis:
@@ -83,27 +83,27 @@ async def open_redis() -> AsyncIterator[Callable[..., RedisStore]]:
     """Open a RedisStore that is closed after the test: `open_redis(url)`."""
     stores: list[RedisStore] = []
 
-    def open_it(url: str, prefix: str = "carrel") -> RedisStore:
+    def open_store(url: str, prefix: str = "carrel") -> RedisStore:
         stores.append(RedisStore(url, prefix))
         return stores[-1]
 
-    yield open_it
+    yield open_store
     for store in stores:
-        with contextlib.suppress(StorageUnavailable):  # its server is down, and its locks with it
+        with contextlib.suppress(StorageUnavailable):  # its server is down, so its locks are gone
             await store.close()
 
 
 @pytest.fixture
-async def place(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Place]:
-    """An empty place of each kind to open stores on; a test that asks for it runs once per kind."""
+async def backend(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
+    """An empty backend; a test with this fixture runs once for each kind of store."""
     url = request.getfixturevalue("redis_url") if kind == "redis" else ""
-    place = Place.of_kind(kind, tmp_path / "store", url)
-    yield place
-    await asyncio.wait_for(place.clear(), 30)
+    backend = Backend.of_kind(kind, tmp_path / "store", url)
+    yield backend
+    await asyncio.wait_for(backend.clear(), 30)
 
 
 def copy_for_other_users(folder: Path) -> None:
-    """Copy what a zygote of another user reads: the clone may lie in a folder that only its owner may enter."""
+    """Copy what a zygote of another user reads, because only the owner may be able to read the clone."""
     here = Path(__file__).parent
     leave_out = shutil.ignore_patterns("__pycache__")
     shutil.copytree(here.parent / "src" / "carrel" / "guest", folder / "guest", ignore=leave_out)
@@ -114,14 +114,14 @@ def copy_for_other_users(folder: Path) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if os.environ.get(SETTING, "") not in ("", "all"):
-        raise pytest.UsageError(f"{SETTING}={os.environ[SETTING]} is not known; use {SETTING}=all, or leave it out")
-    # One copy for a run: the workers of pytest-xdist and the programs that tests start inherit its name.
+        raise pytest.UsageError(f"{SETTING}={os.environ[SETTING]} is not known; use {SETTING}=all, or do not set it")
+    # One copy per run: the workers of pytest-xdist and the programs that tests start inherit its name.
     if "CARREL_TESTS_READABLE" not in os.environ:
         readable = tempfile.mkdtemp(prefix="carrel-tests-", dir="/tmp")
         config.add_cleanup(lambda: shutil.rmtree(os.environ.pop("CARREL_TESTS_READABLE")))
         os.environ["CARREL_TESTS_READABLE"] = readable
         copy_for_other_users(Path(readable))
-    config.addinivalue_line("markers", "promise(name): a promise that some kinds of store give otherwise, see suite.py")
+    config.addinivalue_line("markers", "promise(name): some kinds of store do not keep it, see tests/support/stores.py")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -132,7 +132,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out the tests of promises that a module with a store of its own says it does not give."""
+    """Leave out tests of promises that a module lists in its DIFFERENCES."""
     items[:] = [
         item
         for item in items

@@ -24,11 +24,11 @@ from carrel.library.artifacts import ArtifactStore, ChunkedUploads
 from carrel.storage.base import Stamp
 from carrel.storage.files.store import FileStore
 from carrel.storage.memory import MemoryStore
-from tests.support.stores import Place
+from tests.support.stores import Backend
 
 
-def artifacts(place: Place, **settings: Any) -> ArtifactStore:
-    return ArtifactStore(place.open(), **settings)
+def artifacts(backend: Backend, **settings: Any) -> ArtifactStore:
+    return ArtifactStore(backend.open(), **settings)
 
 
 DATA: list[Any] = [
@@ -60,14 +60,14 @@ DATA: list[Any] = [
 
 
 @pytest.mark.parametrize("name", ["plain", "with.json", "with.txt", "with.png"])
-async def test_data_are_loaded_as_they_were_saved(place: Place, name: str) -> None:
+async def test_data_are_loaded_as_they_were_saved(backend: Backend, name: str) -> None:
     for data in DATA:
-        await artifacts(place).save(name, data)
-        back = await artifacts(place).load(name)
+        await artifacts(backend).save(name, data)
+        back = await artifacts(backend).load(name)
         assert back == data, data
         assert type(back) is (bytes if isinstance(data, bytearray) else type(data)), data
-    await artifacts(place).save(name, math.nan)
-    assert math.isnan(await artifacts(place).load(name))
+    await artifacts(backend).save(name, math.nan)
+    assert math.isnan(await artifacts(backend).load(name))
 
 
 UNUSUAL_NAMES = [
@@ -93,40 +93,40 @@ UNUSUAL_NAMES = [
 ]
 
 
-async def test_unusual_names(place: Place) -> None:
-    kept = artifacts(place)
+async def test_unusual_names(backend: Backend) -> None:
+    kept = artifacts(backend)
     for name in UNUSUAL_NAMES:
         await kept.save(name, name, description=f"about {name}")
-    assert sorted(found["name"] for found in await artifacts(place).list()) == sorted(UNUSUAL_NAMES)
+    assert sorted(found["name"] for found in await artifacts(backend).list()) == sorted(UNUSUAL_NAMES)
     for name in UNUSUAL_NAMES:
-        assert await artifacts(place).load(name) == name
-        assert ((await artifacts(place).get(name)) or {})["description"] == f"about {name}"
+        assert await artifacts(backend).load(name) == name
+        assert ((await artifacts(backend).get(name)) or {})["description"] == f"about {name}"
     for name in UNUSUAL_NAMES:
         await kept.delete(name)
-    assert await artifacts(place).list() == []
-    assert await place.open().list("library/artifacts") == []
+    assert await artifacts(backend).list() == []
+    assert await backend.open().list("library/artifacts") == []
 
 
 @pytest.mark.parametrize(
     "name",
     ["", ".", "..", "../x", "a/../b", "/etc/passwd", "a//b", "a/", "a\\b", "a\nb", "a\0b", "\x7f", "a/./b", "\ud800"],
 )
-async def test_names_that_are_not_relative_paths_are_refused(place: Place, name: str) -> None:
-    await is_refused_by_every_method(place, name)
+async def test_names_that_are_not_relative_paths_are_refused(backend: Backend, name: str) -> None:
+    await is_refused_by_every_method(backend, name)
 
 
 @pytest.mark.parametrize("name", ["a\x85b", "a\x9b31m", "txt.\u202egnp", "a\u2028b", "a\u2029b", "\u2066a"])
-async def test_names_that_a_terminal_shows_differently_are_refused(place: Place, name: str) -> None:
-    await is_refused_by_every_method(place, name)
+async def test_names_that_a_terminal_shows_differently_are_refused(backend: Backend, name: str) -> None:
+    await is_refused_by_every_method(backend, name)
 
 
-async def test_names_that_are_too_long_or_not_str_are_refused(place: Place) -> None:
+async def test_names_that_are_too_long_or_not_str_are_refused(backend: Backend) -> None:
     for name in ("n" * 241, "a/" * 500 + "x", None, 5):
-        await is_refused_by_every_method(place, name)
+        await is_refused_by_every_method(backend, name)
 
 
-async def is_refused_by_every_method(place: Place, name: Any) -> None:
-    kept = artifacts(place)
+async def is_refused_by_every_method(backend: Backend, name: Any) -> None:
+    kept = artifacts(backend)
     for method in (
         lambda: kept.save(name, "x"),
         lambda: kept.load(name),
@@ -137,7 +137,7 @@ async def is_refused_by_every_method(place: Place, name: Any) -> None:
             await method()
     with pytest.raises(ValueError, match="name"):
         await kept.delete(name)
-    assert await place.open().list() == []
+    assert await backend.open().list() == []
 
 
 @given(name=st.text(alphabet="ab.%2e5~/json", min_size=1, max_size=12))
@@ -160,8 +160,8 @@ def test_keys_are_converted_back_to_names(name: str) -> None:
         ([10**5000], "not JSON data"),
     ],
 )
-async def test_data_that_could_not_be_loaded_are_refused(place: Place, data: Any, where: str) -> None:
-    kept = artifacts(place)
+async def test_data_that_could_not_be_loaded_are_refused(backend: Backend, data: Any, where: str) -> None:
+    kept = artifacts(backend)
     await kept.save("x", "before")
     with pytest.raises(ArtifactWriteError, match=where):
         await kept.save("x", data)
@@ -172,15 +172,15 @@ async def test_data_that_could_not_be_loaded_are_refused(place: Place, data: Any
     assert await kept.load("x") == "before"
 
 
-async def test_entries(place: Place) -> None:
-    kept = artifacts(place)
+async def test_entries(backend: Backend) -> None:
+    kept = artifacts(backend)
     first = await kept.save("reports/a.md", "# A", description="The report", metadata={"run": 7, "tags": ["x"]})
     assert first["name"] == "reports/a.md"
     assert first["path"] == "artifacts/reports/a.md"
     assert (first["description"], first["metadata"], first["size"]) == ("The report", {"run": 7, "tags": ["x"]}, 3)
     assert first["created_at"].endswith("+00:00")
-    assert await artifacts(place).list() == [first]
-    assert await artifacts(place).get("reports/a.md") == first
+    assert await artifacts(backend).list() == [first]
+    assert await artifacts(backend).get("reports/a.md") == first
     assert await kept.exists("reports/a.md")
     second = await kept.save("reports/a.md", b"bytes")
     assert second["created_at"] == first["created_at"]
@@ -193,8 +193,8 @@ async def test_entries(place: Place) -> None:
             await kept.save("x", "y", metadata=wrong)  # type: ignore[arg-type]
 
 
-async def test_a_missing_artifact_is_an_error_with_similar_names(place: Place) -> None:
-    kept = artifacts(place)
+async def test_a_missing_artifact_is_an_error_with_similar_names(backend: Backend) -> None:
+    kept = artifacts(backend)
     await kept.save("report.md", "x")
     with pytest.raises(ArtifactNotFoundError, match=r"did you mean report\.md"):
         await kept.load("reprt.md")
@@ -205,8 +205,8 @@ async def test_a_missing_artifact_is_an_error_with_similar_names(place: Place) -
     await kept.delete("missing")
 
 
-async def test_a_name_is_either_an_artifact_or_a_folder(place: Place) -> None:
-    kept = artifacts(place)
+async def test_a_name_is_either_an_artifact_or_a_folder(backend: Backend) -> None:
+    kept = artifacts(backend)
     await kept.save("a", 1)
     await kept.save("b/c", 2)
     with pytest.raises(ArtifactWriteError, match="a is an artifact"):
@@ -218,8 +218,8 @@ async def test_a_name_is_either_an_artifact_or_a_folder(place: Place) -> None:
     assert await kept.load("a") == 1
 
 
-async def test_files_that_were_written_or_edited_by_hand(place: Place) -> None:
-    store, kept = place.open(), artifacts(place)
+async def test_files_that_were_written_or_edited_by_hand(backend: Backend) -> None:
+    store, kept = backend.open(), artifacts(backend)
     await store.put("artifacts/data.json", b'{"a": 1}')
     await store.put("artifacts/odd.json", b"{not json")
     await store.put("artifacts/notes.txt", "hällo".encode())
@@ -243,11 +243,11 @@ async def test_files_that_were_written_or_edited_by_hand(place: Place) -> None:
     assert await kept.load("text") == "[1]"
 
 
-async def test_concurrent_saves_leave_one_complete_artifact(place: Place) -> None:
+async def test_concurrent_saves_leave_one_complete_artifact(backend: Backend) -> None:
     datas: list[Any] = (
         [f"text {n}" * 10_000 for n in range(4)] + [[n] * 5000 for n in range(4)] + [b"\xff" * 40_000] * 2
     )
-    kept = [artifacts(place) for _ in datas]
+    kept = [artifacts(backend) for _ in datas]
 
     async def read() -> None:
         for _ in range(30):
@@ -257,16 +257,16 @@ async def test_concurrent_saves_leave_one_complete_artifact(place: Place) -> Non
 
     saving = [one.save("x", data, description=str(n)) for n, (one, data) in enumerate(zip(kept, datas, strict=True))]
     await asyncio.gather(*saving, read(), read())
-    found = await artifacts(place).load("x")
-    description = ((await artifacts(place).get("x")) or {})["description"]
+    found = await artifacts(backend).load("x")
+    description = ((await artifacts(backend).get("x")) or {})["description"]
     assert datas[int(description)] == found
     assert type(datas[int(description)]) is type(found)
 
 
 async def test_loading_during_the_first_save_finds_nothing_or_all(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, other = artifacts(place), artifacts(place)
+    kept, other = artifacts(backend), artifacts(backend)
     loaded: list[Any] = []
     put = other._store.put
 
@@ -292,9 +292,9 @@ def test_two_versions_with_the_same_size_and_time_differ_by_version() -> None:
 
 @pytest.mark.parametrize("which", ["record", "data"])
 async def test_an_interrupted_save_leaves_the_old_or_the_new_artifact(
-    place: Place, monkeypatch: pytest.MonkeyPatch, which: str
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
-    kept, other = artifacts(place), artifacts(place)
+    kept, other = artifacts(backend), artifacts(backend)
     await kept.save("x", "[1]", description="text", metadata={"n": 1})
     put = other._store.put
 
@@ -320,8 +320,8 @@ async def test_an_interrupted_save_leaves_the_old_or_the_new_artifact(
     assert await current() == (b"3", "bytes", "bytes", {})
 
 
-async def test_search_finds_by_name_and_description(place: Place) -> None:
-    kept = artifacts(place)
+async def test_search_finds_by_name_and_description(backend: Backend) -> None:
+    kept = artifacts(backend)
     await kept.save("a.csv", "x", description="sales per region")
     await kept.save("weather.json", [], description="from the station")
     assert (await kept.search("sales"))[0]["name"] == "a.csv"
@@ -331,10 +331,10 @@ async def test_search_finds_by_name_and_description(place: Place) -> None:
 # --- large ones ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_file_is_saved_in_pieces(place: Place, tmp_path: Path) -> None:
+async def test_a_file_is_saved_in_pieces(backend: Backend, tmp_path: Path) -> None:
     content = bytes(range(256)) * 20_000
     (tmp_path / "big.bin").write_bytes(content)
-    kept = artifacts(place)
+    kept = artifacts(backend)
     saved = await kept.save("big.bin", tmp_path / "big.bin", description="large")
     assert (saved["size"], saved["kind"], saved["description"]) == (len(content), "bytes", "large")
     assert await kept.load("big.bin") == content
@@ -348,12 +348,12 @@ async def test_a_file_is_saved_in_pieces(place: Place, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("memory stays flat")
-async def test_a_large_artifact_is_never_in_memory_as_a_whole(place: Place) -> None:
+async def test_a_large_artifact_is_never_in_memory_as_a_whole(backend: Backend) -> None:
     async def many() -> AsyncIterator[bytes]:
         for _ in range(60):
             yield b"x" * 1_000_000
 
-    kept = artifacts(place)
+    kept = artifacts(backend)
     tracemalloc.start()
     try:
         await kept.save("big", many())
@@ -363,8 +363,8 @@ async def test_a_large_artifact_is_never_in_memory_as_a_whole(place: Place) -> N
         tracemalloc.stop()
 
 
-async def test_an_upload_is_saved_at_its_end_or_not_at_all(place: Place) -> None:
-    kept = artifacts(place)
+async def test_an_upload_is_saved_at_its_end_or_not_at_all(backend: Backend) -> None:
+    kept = artifacts(backend)
     call = kept.handle
     number = await call("artifacts.begin_upload", ["x"], {"kind": "text", "description": "d"})
     for piece in (b"one ", b"two ", b"drei"):
@@ -422,8 +422,8 @@ async def test_an_upload_without_further_pieces_ends(tmp_path: Path) -> None:
         await uploads.add(number, b"more")
 
 
-async def test_methods_that_code_cannot_call(place: Place) -> None:
-    kept = artifacts(place)
+async def test_methods_that_code_cannot_call(backend: Backend) -> None:
+    kept = artifacts(backend)
     for verb in ("close", "_keep", "handle", "pieces", ""):
         with pytest.raises(ArtifactNotFoundError):
             await kept.handle(f"artifacts.{verb}", ["x"], {})
@@ -431,8 +431,8 @@ async def test_methods_that_code_cannot_call(place: Place) -> None:
         await kept.handle("artifacts.keep", ["x", "text", "bytes"], {})
 
 
-async def test_bytes_that_are_not_of_the_kind_they_were_saved_as(place: Place) -> None:
-    kept = artifacts(place)
+async def test_bytes_that_are_not_of_the_kind_they_were_saved_as(backend: Backend) -> None:
+    kept = artifacts(backend)
     for kind in ("json", "text"):
         await kept.handle("artifacts.keep", ["forged", b"\xff\xfe", kind], {})
         for verb in (kept.load("forged"), kept.handle("artifacts.fetch", ["forged"], {})):
@@ -441,8 +441,8 @@ async def test_bytes_that_are_not_of_the_kind_they_were_saved_as(place: Place) -
     assert [one["name"] for one in await kept.list()] == ["forged"]
 
 
-async def test_what_lists_show_is_bounded(place: Place) -> None:
-    kept = artifacts(place)
+async def test_what_lists_show_is_bounded(backend: Backend) -> None:
+    kept = artifacts(backend)
     for about in ({"metadata": {"much": "x" * 100_000}}, {"description": "x" * 100_000}):
         with pytest.raises(ArtifactWriteError, match="description and metadata"):
             await kept.save("a", "x", **about)

@@ -21,7 +21,7 @@ from carrel.storage.base import Store
 from carrel.storage.files.store import FileStore
 from carrel.storage.memory import MemoryStore
 from tests.support.step_store import OtherUser, StepStore, fail_at, run_until_blocked
-from tests.support.stores import Place
+from tests.support.stores import Backend
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SKILL = b"---\nname: x\ndescription: How to x\n---\nDo it.\n"
@@ -347,9 +347,9 @@ async def test_a_failed_change_leaves_the_old_or_the_new_state(row: Row, how: st
 @pytest.mark.parametrize(
     "name", ["save again", "save in pieces", "delete", "add again", "remove both", "copy a session"]
 )
-async def test_a_failed_change_leaves_the_old_or_the_new_state_in_every_store(place: Place, name: str) -> None:
+async def test_a_failed_change_leaves_the_old_or_the_new_state_in_every_store(backend: Backend, name: str) -> None:
     states = await expected_views(ROWS[name])
-    stores, at = (place.open(), place.open()), 1
+    stores, at = (backend.open(), backend.open()), 1
     while await is_interrupted(ROWS[name], at, "killed", stores, states):
         at += 1
         for key in {key.partition("/")[0] for key in await stores[0].list()}:

@@ -26,7 +26,7 @@ from carrel.library.dependencies import (
 from carrel.storage.base import Store
 from carrel.storage.redis.store import RedisStore
 from tests.support.lazy_module import LazyModule
-from tests.support.stores import Place
+from tests.support.stores import Backend
 from tests.support.wheels import build_wheel
 
 redis = LazyModule("redis")
@@ -57,14 +57,14 @@ async def text_in(store: Store) -> str:
     return ((await store.get(KEY)) or b"").decode()
 
 
-async def test_add_list_and_remove(place: Place, python: Packages) -> None:
-    store = place.open()
+async def test_add_list_and_remove(backend: Backend, python: Packages) -> None:
+    store = backend.open()
     deps = Dependencies(store, python)
     assert await deps.list() == []
     added = await deps.add("red>=1")
     assert added == {"installed": ["red>=1"], "already_present": [], "failed": [], "message": ""}
     assert await deps.list() == ["red>=1"]
-    assert await Dependencies(place.open(), python).list() == ["red>=1"]
+    assert await Dependencies(backend.open(), python).list() == ["red>=1"]
     assert (await deps.add("red"))["already_present"] == ["red"]
     assert await text_in(store) == "red>=1\n"
     removed = await deps.remove("Red")
@@ -74,8 +74,8 @@ async def test_add_list_and_remove(place: Place, python: Packages) -> None:
     assert again == {"removed": [], "not_found": ["red"], "failed": [], "message": "", "removed_from_config": False}
 
 
-async def test_other_lines_of_the_file_stay_as_they_are(place: Place, python: Packages) -> None:
-    store = place.open()
+async def test_other_lines_of_the_file_stay_as_they_are(backend: Backend, python: Packages) -> None:
+    store = backend.open()
     written = "# For the reports.\r\nred<2   # the old one, on purpose\r\n\r\n# and\r\nmore\r\n"
     await store.put(KEY, written.encode())
     deps = Dependencies(store, python)
@@ -88,8 +88,8 @@ async def test_other_lines_of_the_file_stay_as_they_are(place: Place, python: Pa
     assert await text_in(store) == written.replace("more\r\n", "blue\r\n")
 
 
-async def test_a_package_that_cannot_be_installed_changes_nothing(place: Place, python: Packages) -> None:
-    store = place.open()
+async def test_a_package_that_cannot_be_installed_changes_nothing(backend: Backend, python: Packages) -> None:
+    store = backend.open()
     deps = Dependencies(store, python)
     await deps.add("red<2")
     before = await text_in(store), await deps.installed()
@@ -100,8 +100,8 @@ async def test_a_package_that_cannot_be_installed_changes_nothing(place: Place, 
         assert (await text_in(store), await deps.installed()) == before
 
 
-async def test_a_package_that_conflicts_with_another_fails(place: Place, python: Packages) -> None:
-    deps = Dependencies(place.open(), python)
+async def test_a_package_that_conflicts_with_another_fails(backend: Backend, python: Packages) -> None:
+    deps = Dependencies(backend.open(), python)
     await deps.add("blue")
     report = await deps.add("green")
     assert report["failed"] == ["green"]
@@ -110,23 +110,23 @@ async def test_a_package_that_conflicts_with_another_fails(place: Place, python:
     assert (await deps.sync())["failed"] == []
 
 
-async def test_a_listed_package_that_cannot_be_installed_does_not_block_others(place: Place, python: Packages) -> None:
-    store = place.open()
+async def test_a_package_that_cannot_be_installed_does_not_block_others(backend: Backend, python: Packages) -> None:
+    store = backend.open()
     await store.put(KEY, b"broken\nred<2\n")
     deps = Dependencies(store, python)
     assert (await deps.add("more"))["installed"] == ["more"]
     assert (await deps.add("red"))["installed"] == ["red"]
 
 
-async def test_another_version_replaces_the_first(place: Place, python: Packages) -> None:
-    deps = Dependencies(place.open(), python)
+async def test_another_version_replaces_the_first(backend: Backend, python: Packages) -> None:
+    deps = Dependencies(backend.open(), python)
     await deps.add("red<2")
     assert (await deps.add("red==2.0"))["installed"] == ["red==2.0"]
     assert (await deps.list(), await deps.installed()) == (["red==2.0"], {"red": "2.0"})
 
 
-async def test_sync_installs_what_is_listed_and_reports_failures(place: Place, python: Packages) -> None:
-    store = place.open()
+async def test_sync_installs_what_is_listed_and_reports_failures(backend: Backend, python: Packages) -> None:
+    store = backend.open()
     deps = Dependencies(store, python, allow_runtime=False)
     assert await deps.sync() == {"installed": [], "already_present": [], "failed": [], "message": ""}
     await store.put(KEY, b"red<2\nbroken\n-r other.txt\nmore[red]\ngreen\n")
@@ -142,8 +142,8 @@ async def test_sync_installs_what_is_listed_and_reports_failures(place: Place, p
     assert (await deps.sync())["already_present"] == ["red<2", "blue"]
 
 
-async def test_changes_can_be_disabled(place: Place, python: Packages) -> None:
-    store = place.open()
+async def test_changes_can_be_disabled(backend: Backend, python: Packages) -> None:
+    store = backend.open()
     await store.put(KEY, b"red\n")
     deps = Dependencies(store, python, allow_runtime=False)
     for change in (deps.add("blue"), deps.remove("red")):
@@ -154,8 +154,8 @@ async def test_changes_can_be_disabled(place: Place, python: Packages) -> None:
     assert (await deps.sync())["installed"] == ["red"]
 
 
-async def test_an_invalid_requirement_changes_nothing(place: Place, python: Packages) -> None:
-    store = place.open()
+async def test_an_invalid_requirement_changes_nothing(backend: Backend, python: Packages) -> None:
+    store = backend.open()
     deps = Dependencies(store, python)
     for requirement in ("red; python_version > '3'", "--pre red", "./red", "red @ https://example.com/red.whl"):
         with pytest.raises(RequirementRefused):
@@ -166,13 +166,13 @@ async def test_an_invalid_requirement_changes_nothing(place: Place, python: Pack
     assert await store.get(KEY) == b"\xff\xfe not text"
 
 
-async def test_concurrent_additions_lose_no_line(place: Place, python: Packages) -> None:
-    lists = [Dependencies(place.open(), python) for _ in range(4)]
+async def test_concurrent_additions_lose_no_line(backend: Backend, python: Packages) -> None:
+    lists = [Dependencies(backend.open(), python) for _ in range(4)]
     reports = await asyncio.gather(*(deps.add(name) for deps in lists for name in ("red<2", "blue", "more")))
     assert [report["failed"] for report in reports] == [[]] * 12
     assert sorted(name for report in reports for name in report["installed"]).count("blue") == 1
     assert sorted(await lists[0].list()) == ["blue", "more", "red<2"]
-    assert await text_in(place.open()) == "".join(f"{line}\n" for line in await lists[0].list())
+    assert await text_in(backend.open()) == "".join(f"{line}\n" for line in await lists[0].list())
 
 
 class InstallerWithCallback:
@@ -195,8 +195,8 @@ class InstallerWithCallback:
         return {}
 
 
-async def test_an_edit_by_hand_during_an_install_stays(place: Place) -> None:
-    store = place.open()
+async def test_an_edit_by_hand_during_an_install_stays(backend: Backend) -> None:
+    store = backend.open()
     deps = Dependencies(store, InstallerWithCallback(lambda: store.put(KEY, b"# mine\nblue\n")))
     await deps.add("red")
     assert await text_in(store) == "# mine\nblue\nred\n"
@@ -204,15 +204,15 @@ async def test_an_edit_by_hand_during_an_install_stays(place: Place) -> None:
     assert await text_in(store) == "# mine\n"
 
 
-async def test_a_bare_name_is_installed_with_all_versions_of_the_file(place: Place) -> None:
-    store, python = place.open(), InstallerWithCallback(lambda: asyncio.sleep(0))
+async def test_a_bare_name_is_installed_with_all_versions_of_the_file(backend: Backend) -> None:
+    store, python = backend.open(), InstallerWithCallback(lambda: asyncio.sleep(0))
     await store.put(KEY, b"red>=1\nRed<2\n")
     await Dependencies(store, python).add("red")
     assert python.requested == [["red>=1", "Red<2"]]
 
 
-async def test_comments_and_extras_of_a_line_stay(place: Place) -> None:
-    store, python = place.open(), InstallerWithCallback(lambda: asyncio.sleep(0))
+async def test_comments_and_extras_of_a_line_stay(backend: Backend) -> None:
+    store, python = backend.open(), InstallerWithCallback(lambda: asyncio.sleep(0))
     await store.put(KEY, b"more==1.0 # pinned\n")
     deps = Dependencies(store, python)
     await deps.add("more[red]")
@@ -238,11 +238,11 @@ async def test_an_expired_lock_loses_no_line(redis_url: str) -> None:
 
 
 @pytest.mark.promise("between processes")
-async def test_two_machines_with_one_store_share_the_file(place: Place, tmp_path: Path, wheelhouse: Path) -> None:
+async def test_two_machines_with_one_store_share_the_file(backend: Backend, tmp_path: Path, wheelhouse: Path) -> None:
     one, other = [
         await subprocess_packages(SubprocessConfig(base=tmp_path / name, wheelhouse=wheelhouse)) for name in "ab"
     ]
-    here, there = Dependencies(place.open(), one), Dependencies(place.open(), other)
+    here, there = Dependencies(backend.open(), one), Dependencies(backend.open(), other)
     await here.add("blue")
     assert await there.list() == ["blue"]
     assert await there.installed() == {}
@@ -252,9 +252,9 @@ async def test_two_machines_with_one_store_share_the_file(place: Place, tmp_path
     assert "blue" in await here.installed()
 
 
-async def test_code_adds_and_imports_at_once(place: Place, tmp_path: Path, wheelhouse: Path) -> None:
+async def test_code_adds_and_imports_at_once(backend: Backend, tmp_path: Path, wheelhouse: Path) -> None:
     executor = SubprocessExecutor(SubprocessConfig(base=tmp_path / "base", wheelhouse=wheelhouse))
-    executor.handlers["deps"] = Dependencies(place.open(), executor).handle
+    executor.handlers["deps"] = Dependencies(backend.open(), executor).handle
     async with executor:
         code = "report = deps.add('blue')\nimport blue\nreport['installed'], blue.VERSION, deps.list()"
         result = await executor.run(code)

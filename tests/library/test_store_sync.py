@@ -20,7 +20,7 @@ from carrel.storage.base import Store
 from carrel.storage.files.store import FileStore
 from carrel.storage.memory import MemoryStore
 from tests.support.step_store import OtherUser, StepStore, fail_at
-from tests.support.stores import Place, everything
+from tests.support.stores import Backend, everything
 
 BIG = bytes(range(256)) * 20_000
 LONG_TEXT = "x" * 60_000
@@ -74,21 +74,21 @@ EVERYTHING = [
 ]
 
 
-async def test_everything_is_copied_and_can_be_used(folder: FileStore, place: Place) -> None:
-    target = place.open()
+async def test_everything_is_copied_and_can_be_used(folder: FileStore, backend: Backend) -> None:
+    target = backend.open()
     assert named(await differences(folder, target)) == [f"new {name}" for name in EVERYTHING]
     report = await copy(folder, target)
     assert (named(report.copied), report.kept, report.same) == ([f"new {name}" for name in EVERYTHING], [], 0)
     assert [f"{thing.kind}/{thing.name}" for thing in await contents(target)] == EVERYTHING
-    artifacts = ArtifactStore(place.open())
+    artifacts = ArtifactStore(backend.open())
     assert (await artifacts.load("reports/big"), await artifacts.load("none")) == (BIG, None)
     assert await artifacts.load("data.jsonl") == "1\n2\n3"
     about = {one["name"]: one for one in await artifacts.list()}
     assert (about["reports/big"]["description"], about["reports/big"]["metadata"]) == ("All bytes", {"n": 1})
-    workflows = WorkflowLibrary(place.open())
+    workflows = WorkflowLibrary(backend.open())
     assert [one["name"] for one in await workflows.list()] == ["add", "pdf"]
     assert await target.get("requirements.txt") == b"# by hand\npandas>=2\n"
-    sessions = SessionStore(store=place.open(), prefix="sessions")
+    sessions = SessionStore(store=backend.open(), prefix="sessions")
     loaded = await sessions.load_session("stars")
     assert loaded is not None
     assert (loaded["session"]["title"], len(loaded["messages"])) == ("Stars", 3)
@@ -101,8 +101,8 @@ async def test_everything_is_copied_and_can_be_used(folder: FileStore, place: Pl
         await closed.close()
 
 
-async def test_copying_twice_and_back_changes_nothing(folder: FileStore, place: Place, tmp_path: Path) -> None:
-    target = place.open()
+async def test_copying_twice_and_back_changes_nothing(folder: FileStore, backend: Backend, tmp_path: Path) -> None:
+    target = backend.open()
     await copy(folder, target)
     again = await copy(folder, target)
     assert (again.copied, again.kept, again.same) == ([], [], len(EVERYTHING))
@@ -115,8 +115,8 @@ async def test_copying_twice_and_back_changes_nothing(folder: FileStore, place: 
     await back.close()
 
 
-async def test_a_different_item_is_kept_without_overwrite(folder: FileStore, place: Place) -> None:
-    target = place.open()
+async def test_a_different_item_is_kept_without_overwrite(folder: FileStore, backend: Backend) -> None:
+    target = backend.open()
     await copy(folder, target)
     await target.put("workflows/add.py", b"def run(): return 'theirs'\n")
     await target.put("workflows/only_there.py", b"def run(): return 1\n")
@@ -132,8 +132,8 @@ async def test_a_different_item_is_kept_without_overwrite(folder: FileStore, pla
     assert await target.get("workflows/only_there.py") is not None
 
 
-async def test_a_session_is_continued_and_never_overwritten(folder: FileStore, place: Place) -> None:
-    target = place.open()
+async def test_a_session_is_continued_and_never_overwritten(folder: FileStore, backend: Backend) -> None:
+    target = backend.open()
     await copy(folder, target)
     sessions = SessionStore(store=folder, prefix="sessions")
     await sessions.append_message("stars", user_text_message("four"))
@@ -173,8 +173,8 @@ class Stopping:
         return counted
 
 
-async def test_an_interrupted_copy_can_be_repeated(folder: FileStore, place: Place) -> None:
-    target = place.open()
+async def test_an_interrupted_copy_can_be_repeated(folder: FileStore, backend: Backend) -> None:
+    target = backend.open()
     workflows = WorkflowLibrary(folder)
     for number in range(3):
         await workflows.add("add", f"def run(a):\n    return {number}\n")
@@ -269,12 +269,12 @@ async def test_items_are_copied_after_those_they_refer_to() -> None:
     assert [one.name for one in report.copied] == ["a.yaml", "b.json", "c.yml", "x/SKILL.md", "x/go.py"]
 
 
-async def test_a_copied_library_is_independent(folder: FileStore, place: Place) -> None:
+async def test_a_copied_library_is_independent(folder: FileStore, backend: Backend) -> None:
     workflows = WorkflowLibrary(folder)
     await workflows.add("add", "def run(a):\n    return 1\n")
     await workflows.begin("add")
     await workflows.close()
-    target = place.open()
+    target = backend.open()
     await copy_library(folder, target)
     assert await target.list("environments") + await target.list("sessions") == []
     theirs = WorkflowLibrary(target)
@@ -287,26 +287,26 @@ async def test_a_copied_library_is_independent(folder: FileStore, place: Place) 
         await library.close()
 
 
-async def test_concurrent_copies_copy_once(folder: FileStore, place: Place) -> None:
+async def test_concurrent_copies_copy_once(folder: FileStore, backend: Backend) -> None:
     key = "sessions/stars/messages.jsonl"
     await folder.append(key, [b'{"role":"user","content":[],"meta":{"n":%d}}' % number for number in range(3000)])
-    targets = [place.open() for _ in range(4)]
+    targets = [backend.open() for _ in range(4)]
     report = await asyncio.gather(*(copy(folder, target) for target in targets))
     assert [one.failed for one in report] == [[]] * 4
     assert await everything(targets[0], key) == await everything(folder, key)
     assert {one.state for one in await differences(folder, targets[0])} == {"same"}
 
 
-async def test_a_torn_last_line_is_not_a_difference(folder: FileStore, place: Place) -> None:
-    target = place.open()
+async def test_a_torn_last_line_is_not_a_difference(folder: FileStore, backend: Backend) -> None:
+    target = backend.open()
     with (folder.root / "sessions/stars/messages.jsonl").open("ab") as log:
         log.write(b'{"role": "us')
     await copy(folder, target)
     assert {one.state for one in await differences(folder, target)} == {"same"}
 
 
-async def test_a_session_without_messages_is_copied(tmp_path: Path, place: Place) -> None:
-    here, target = FileStore(tmp_path / "here"), place.open()
+async def test_a_session_without_messages_is_copied(tmp_path: Path, backend: Backend) -> None:
+    here, target = FileStore(tmp_path / "here"), backend.open()
     sessions = SessionStore(store=here, prefix="sessions")
     await sessions.create_session("Quiet", session_id="quiet")
     assert named((await copy(here, target)).copied) == ["new sessions/quiet"]
@@ -326,14 +326,14 @@ async def test_an_item_that_cannot_be_copied_does_not_stop_the_others(tmp_path: 
 
 
 async def test_files_with_invalid_names_do_not_stop_the_copy(
-    folder: FileStore, place: Place, caplog: pytest.LogCaptureFixture
+    folder: FileStore, backend: Backend, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("back\\slash", "new\nline"):
         (folder.root / "artifacts" / name).write_text("x")
     (folder.root / "artifacts" / "away").symlink_to("/etc/passwd")
     os.mkfifo(folder.root / "artifacts" / "pipe")
     assert [f"{thing.kind}/{thing.name}" for thing in await contents(folder)] == EVERYTHING
-    report = await copy(folder, place.open())
+    report = await copy(folder, backend.open())
     assert (len(report.copied), report.failed) == (len(EVERYTHING), [])
     assert all(f"artifacts/{name}" in caplog.text for name in ("back\\slash", "new\nline"))
 

@@ -15,7 +15,7 @@ import pytest
 from carrel.errors import WorkflowExecutionError, WorkflowNotFoundError, WorkflowValidationError
 from carrel.library.workflows import WorkflowLibrary
 from carrel.storage.files.store import FileStore
-from tests.support.stores import Place
+from tests.support.stores import Backend
 
 FETCH = '''"""Fetch JSON from a URL."""
 
@@ -29,16 +29,16 @@ async def run(url: str, tries: int = 3) -> dict:
 ADD = "def run(a, b=2):\n    return a + b\n"
 
 
-def library(place: Place, **settings: Any) -> WorkflowLibrary:
-    return WorkflowLibrary(place.open(), **settings)
+def library(backend: Backend, **settings: Any) -> WorkflowLibrary:
+    return WorkflowLibrary(backend.open(), **settings)
 
 
 async def names(workflows: WorkflowLibrary) -> list[str]:
     return [found["name"] for found in await workflows.list()]
 
 
-async def test_an_added_workflow_is_listed_with_its_parameters(place: Place) -> None:
-    workflows = library(place)
+async def test_an_added_workflow_is_listed_with_its_parameters(backend: Backend) -> None:
+    workflows = library(backend)
     added = await workflows.add("fetch", FETCH)
     url = {"name": "url", "type": "str", "description": "Where it is.", "required": True, "default": None}
     tries = {"name": "tries", "type": "int", "description": "", "required": False, "default": 3}
@@ -46,24 +46,24 @@ async def test_an_added_workflow_is_listed_with_its_parameters(place: Place) -> 
     assert added["description"] == "Fetch JSON from a URL."
     assert added["parameters"] == [url, tries]
     assert await workflows.list() == [added]
-    assert await library(place).list() == [added]
+    assert await library(backend).list() == [added]
     assert "source" not in added
-    assert ((await library(place).get("fetch")) or {})["source"] == FETCH
+    assert ((await library(backend).get("fetch")) or {})["source"] == FETCH
     assert await workflows.get("other") is None
 
 
 @pytest.mark.parametrize("source", [ADD, ADD.rstrip(), "\n" + ADD + "\n\n", FETCH])
 @pytest.mark.parametrize("description", ["Adds two", 'He said "add"', "two\nlines", "ünïcode: and # signs"])
-async def test_a_description_does_not_change_the_source(place: Place, source: str, description: str) -> None:
-    await library(place).add("sum_up", source, description)
-    again = await library(place).get("sum_up")
+async def test_a_description_does_not_change_the_source(backend: Backend, source: str, description: str) -> None:
+    await library(backend).add("sum_up", source, description)
+    again = await library(backend).get("sum_up")
     assert again is not None
     assert (again["description"], again["source"]) == (description, source)
-    assert (await library(place).list())[0]["description"] == description
+    assert (await library(backend).list())[0]["description"] == description
 
 
-async def test_adding_again_replaces(place: Place) -> None:
-    workflows = library(place)
+async def test_adding_again_replaces(backend: Backend) -> None:
+    workflows = library(backend)
     await workflows.add("x", ADD, "first")
     await workflows.add("x", "def run(): return 2")
     found = await workflows.get("x")
@@ -88,16 +88,18 @@ async def test_adding_again_replaces(place: Place) -> None:
         ("x", "def run(): return '\ud800'", ValueError),
     ],
 )
-async def test_an_invalid_workflow_is_not_saved(place: Place, name: Any, source: Any, error: type[Exception]) -> None:
-    workflows = library(place)
+async def test_an_invalid_workflow_is_not_saved(
+    backend: Backend, name: Any, source: Any, error: type[Exception]
+) -> None:
+    workflows = library(backend)
     with pytest.raises(error):
         await workflows.add(name, source)
     assert await workflows.list() == []
-    assert await place.open().list("workflows") == []
+    assert await backend.open().list("workflows") == []
 
 
-async def test_remove_returns_whether_there_was_one(place: Place) -> None:
-    workflows = library(place)
+async def test_remove_returns_whether_there_was_one(backend: Backend) -> None:
+    workflows = library(backend)
     await workflows.add("x", ADD)
     assert await workflows.remove("x") is True
     assert await workflows.remove("x") is False
@@ -105,8 +107,8 @@ async def test_remove_returns_whether_there_was_one(place: Place) -> None:
     assert await workflows.get("x") is None
 
 
-async def test_changes_of_another_session_are_seen_at_once(place: Place) -> None:
-    one, other = library(place), library(place)
+async def test_changes_of_another_session_are_seen_at_once(backend: Backend) -> None:
+    one, other = library(backend), library(backend)
     assert await other.list() == []
     await one.add("x", ADD)
     assert await names(other) == ["x"]
@@ -119,10 +121,10 @@ async def test_changes_of_another_session_are_seen_at_once(place: Place) -> None
         await other.begin("x")
 
 
-async def test_reading_a_workflow_runs_nothing_of_it(place: Place, tmp_path: Path) -> None:
+async def test_reading_a_workflow_runs_nothing_of_it(backend: Backend, tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     source = f"import os\nos.system('touch {mark}')\nopen({str(mark)!r}, 'w')\n@print\ndef run(a=1/0): pass\n1/0\n"
-    workflows = library(place)
+    workflows = library(backend)
     await workflows.add("bomb", source)
     await workflows.list()
     await workflows.search("bomb")
@@ -132,8 +134,8 @@ async def test_reading_a_workflow_runs_nothing_of_it(place: Place, tmp_path: Pat
     assert not mark.exists()
 
 
-async def test_a_broken_file_does_not_affect_others(place: Place) -> None:
-    store = place.open()
+async def test_a_broken_file_does_not_affect_others(backend: Backend) -> None:
+    store = backend.open()
     await store.put("workflows/good.py", ADD.encode())
     await store.put("workflows/broken.py", b"def run(:")
     await store.put("workflows/empty.py", b"")
@@ -141,7 +143,7 @@ async def test_a_broken_file_does_not_affect_others(place: Place) -> None:
     await store.put("workflows/not-a-name.py", ADD.encode())
     await store.put("workflows/_helper.py", ADD.encode())
     await store.put("workflows/notes.txt", b"hello")
-    workflows = library(place)
+    workflows = library(backend)
     listed = {found["name"]: found.get("error") for found in await workflows.list()}
     assert listed.pop("good") is None
     assert set(listed) == {"broken", "empty", "bytes", "not-a-name"}
@@ -153,12 +155,12 @@ async def test_a_broken_file_does_not_affect_others(place: Place) -> None:
     assert (await workflows.begin("good"))["source"] == ADD
 
 
-async def test_skills_are_workflows(place: Place) -> None:
-    store = place.open()
+async def test_skills_are_workflows(backend: Backend) -> None:
+    store = backend.open()
     await store.put("skills/old.py", ADD.encode())
     await store.put("skills/both.py", b"def run(): return 'skills'")
     await store.put("workflows/both.py", b"def run(): return 'workflows'")
-    workflows = library(place)
+    workflows = library(backend)
     assert await names(workflows) == ["both", "old"]
     assert "workflows" in (await workflows.begin("both"))["source"]
     await workflows.add("old", "def run(): return 'new'")
@@ -170,9 +172,9 @@ async def test_skills_are_workflows(place: Place) -> None:
 # --- history and use -------------------------------------------------------------------------------------------------
 
 
-async def test_the_history_has_every_version(place: Place) -> None:
+async def test_the_history_has_every_version(backend: Backend) -> None:
     ticks = iter(range(1, 1000))
-    workflows = library(place, now=lambda: datetime(2026, 1, 1, 0, 0, next(ticks) % 60, tzinfo=UTC))
+    workflows = library(backend, now=lambda: datetime(2026, 1, 1, 0, 0, next(ticks) % 60, tzinfo=UTC))
     await workflows.add("x", ADD, "one")
     await workflows.add("x", ADD, "one")
     await workflows.add("x", FETCH, "two")
@@ -186,13 +188,13 @@ async def test_the_history_has_every_version(place: Place) -> None:
         (4, "added", "", ADD),
     ]
     assert [v["at"] for v in versions] == sorted(v["at"] for v in versions)
-    assert await library(place).history("x") == versions
+    assert await library(backend).history("x") == versions
     with pytest.raises(WorkflowNotFoundError):
         await workflows.history("missing")
 
 
-async def test_an_edit_by_hand_is_a_version_once_it_is_read_or_called(place: Place) -> None:
-    store, workflows = place.open(), library(place)
+async def test_an_edit_by_hand_is_a_version_once_it_is_read_or_called(backend: Backend) -> None:
+    store, workflows = backend.open(), library(backend)
     readers: list[Callable[[], Awaitable[object]]] = [
         lambda: workflows.get("x"),
         lambda: workflows.begin("x"),
@@ -201,29 +203,29 @@ async def test_an_edit_by_hand_is_a_version_once_it_is_read_or_called(place: Pla
     for number, read in enumerate(readers):
         await store.put("workflows/x.py", f"def run(): return {number}".encode())
         await read()
-    assert [v["source"] for v in await library(place).history("x")] == [f"def run(): return {n}" for n in range(3)]
+    assert [v["source"] for v in await library(backend).history("x")] == [f"def run(): return {n}" for n in range(3)]
 
 
-async def test_a_version_by_hand_is_recorded_before_it_is_replaced_or_removed(place: Place) -> None:
-    store = place.open()
+async def test_a_version_by_hand_is_recorded_before_it_is_replaced_or_removed(backend: Backend) -> None:
+    store = backend.open()
     await store.put("workflows/x.py", b"def run(): return 'by hand'")
-    await library(place).add("x", ADD)
+    await library(backend).add("x", ADD)
     await store.put("workflows/x.py", b"def run(): return 'again'")
-    await library(place).remove("x")
-    found = [v["source"] for v in await library(place).history("x")]
+    await library(backend).remove("x")
+    found = [v["source"] for v in await library(backend).history("x")]
     assert found == ["def run(): return 'by hand'", ADD, "def run(): return 'again'", ""]
 
 
-async def test_a_damaged_line_of_the_history_is_skipped(place: Place) -> None:
-    workflows = library(place)
+async def test_a_damaged_line_of_the_history_is_skipped(backend: Backend) -> None:
+    workflows = library(backend)
     await workflows.add("x", ADD)
-    await place.open().append("library/workflows/history.jsonl", [b'{"name":"x",damaged', b"\xff"])
+    await backend.open().append("library/workflows/history.jsonl", [b'{"name":"x",damaged', b"\xff"])
     await workflows.add("x", FETCH)
-    assert [v["source"] for v in await library(place).history("x")] == [ADD, FETCH]
+    assert [v["source"] for v in await library(backend).history("x")] == [ADD, FETCH]
 
 
 @pytest.mark.promise("between processes")
-async def test_several_processes_edit_one_workflow(place: Place) -> None:
+async def test_several_processes_edit_one_workflow(backend: Backend) -> None:
     program = """
 import asyncio, json, sys
 from carrel.library.workflows import WorkflowLibrary
@@ -241,56 +243,56 @@ asyncio.run(main())
 """
     others = [
         await asyncio.create_subprocess_exec(
-            sys.executable, "-c", program, json.dumps(place.address), str(n), cwd=Path(__file__).parents[2]
+            sys.executable, "-c", program, json.dumps(backend.address), str(n), cwd=Path(__file__).parents[2]
         )
         for n in range(3)
     ]
     async with asyncio.timeout(100):
         assert [await other.wait() for other in others] == [0, 0, 0]
-    found = await library(place).get("shared")
+    found = await library(backend).get("shared")
     assert found is not None
     assert found["source"].count(f"# {found['description']}\n") == 300
     assert found["usage"]["calls"] == 18
-    versions = await library(place).history("shared")
+    versions = await library(backend).history("shared")
     assert sorted(v["description"] for v in versions) == sorted(f"{n} {turn}" for n in range(3) for turn in range(6))
     assert versions[-1]["source"] == found["source"]
 
 
-async def test_calls_are_counted(place: Place) -> None:
-    workflows = library(place)
+async def test_calls_are_counted(backend: Backend) -> None:
+    workflows = library(backend)
     await workflows.add("x", ADD)
     for error in (None, "ValueError: no", None):
         await workflows.begin("x")
         workflows.ended("x", seconds=0.5, error=error)
     await workflows.close()
-    usage = ((await library(place).get("x")) or {})["usage"]
+    usage = ((await library(backend).get("x")) or {})["usage"]
     assert (usage["calls"], usage["failures"], usage["seconds"]) == (3, 1, 1.5)
     assert usage["last_error"]["message"] == "ValueError: no"
     assert usage["last_used"] >= usage["last_error"]["at"]
 
 
-async def test_counts_of_several_sessions_add_up(place: Place) -> None:
-    await library(place).add("x", ADD)
+async def test_counts_of_several_sessions_add_up(backend: Backend) -> None:
+    await library(backend).add("x", ADD)
 
     async def call(error: str | None) -> None:
-        workflows = library(place)
+        workflows = library(backend)
         await workflows.begin("x")
         workflows.ended("x", error=error)
         await workflows.close()
 
     await asyncio.gather(*(call("E" if n % 2 else None) for n in range(10)))
-    usage = ((await library(place).get("x")) or {})["usage"]
+    usage = ((await library(backend).get("x")) or {})["usage"]
     assert (usage["calls"], usage["failures"]) == (10, 5)
 
 
-async def test_concurrent_additions_leave_one_complete_workflow(place: Place) -> None:
+async def test_concurrent_additions_leave_one_complete_workflow(backend: Backend) -> None:
     sources = [f"def run():\n    return {n}\n" + f"# {n}\n" * 500 for n in range(8)]
-    await asyncio.gather(*(library(place).add("x", source, f"n{n}") for n, source in enumerate(sources)))
-    found = await library(place).get("x")
+    await asyncio.gather(*(library(backend).add("x", source, f"n{n}") for n, source in enumerate(sources)))
+    found = await library(backend).get("x")
     assert found is not None
     assert found["source"] in sources
     assert found["description"] == f"n{sources.index(found['source'])}"
-    versions = await library(place).history("x")
+    versions = await library(backend).history("x")
     assert sorted(v["source"] for v in versions) == sorted(sources)
     assert versions[-1]["source"] == found["source"]
     assert len({v["version"] for v in versions}) == len(sources)
@@ -299,13 +301,13 @@ async def test_concurrent_additions_leave_one_complete_workflow(place: Place) ->
 # --- finding and calling ---------------------------------------------------------------------------------------------
 
 
-async def test_readers_record_no_version_twice(place: Place) -> None:
-    writer = library(place)
+async def test_readers_record_no_version_twice(backend: Backend) -> None:
+    writer = library(backend)
     await writer.add("w", "def run(): return 0")
     over = asyncio.Event()
 
     async def read() -> None:
-        reader = library(place)
+        reader = library(backend)
         while not over.is_set():
             await reader.get("w")
             await asyncio.sleep(0)
@@ -320,40 +322,40 @@ async def test_readers_record_no_version_twice(place: Place) -> None:
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, -1, "long", None, [1]])
-async def test_counts_with_invalid_arguments_of_code(place: Place, seconds: Any) -> None:
-    workflows = library(place)
+async def test_counts_with_invalid_arguments_of_code(backend: Backend, seconds: Any) -> None:
+    workflows = library(backend)
     await workflows.add("w", ADD)
     await workflows.begin("w")
     await workflows.handle("workflows.ended", ["w"], {"seconds": seconds, "error": "half \ud83d pair"})
     await workflows.handle("workflows.ended", ["no_such"], {"seconds": 1.0})
     await workflows.handle("workflows.ended", ["\ud83d" * 5000], {})
     await workflows.close()
-    used = ((await library(place).get("w")) or {})["usage"]
+    used = ((await library(backend).get("w")) or {})["usage"]
     assert (used["calls"], used["failures"], used["last_error"]["message"]) == (1, 1, "half ? pair")
     assert 0 <= used["seconds"] < math.inf
-    assert list(json.loads(await place.open().get("library/workflows/usage.json") or b"")) == ["w"]
+    assert list(json.loads(await backend.open().get("library/workflows/usage.json") or b"")) == ["w"]
 
 
 @pytest.mark.parametrize(
     "damaged",
     [b"{", b"[1]", b'{"w": 5}', b'{"w": {"calls": "x", "seconds": null, "failures": 1e300, "last_error": 7}}'],
 )
-async def test_damaged_counts_start_again(place: Place, damaged: bytes) -> None:
-    workflows = library(place)
+async def test_damaged_counts_start_again(backend: Backend, damaged: bytes) -> None:
+    workflows = library(backend)
     await workflows.add("w", ADD)
-    await place.open().put("library/workflows/usage.json", damaged)
+    await backend.open().put("library/workflows/usage.json", damaged)
     assert ((await workflows.get("w")) or {})["usage"]["calls"] == 0
     await workflows.begin("w")
     await workflows.close()
-    assert ((await library(place).get("w")) or {})["usage"]["calls"] == 1
+    assert ((await library(backend).get("w")) or {})["usage"]["calls"] == 1
 
 
-async def test_large_sources_are_refused_and_listings_are_bounded(place: Place) -> None:
-    workflows = library(place)
+async def test_large_sources_are_refused_and_listings_are_bounded(backend: Backend) -> None:
+    workflows = library(backend)
     for source, description in ((ADD + "#" * 300_000, ""), (ADD, "d" * 5000)):
         with pytest.raises(WorkflowValidationError, match="at most"):
             await workflows.add("w", source, description)
-    await place.open().put("workflows/by_hand.py", b"x = 1\n" * 11_000 + ADD.encode())
+    await backend.open().put("workflows/by_hand.py", b"x = 1\n" * 11_000 + ADD.encode())
     ones = "1," * 16_000
     await workflows.add("w", f"def run(a=[{ones}], b: '{'t' * 9000}' = 2, c=0x{'f' * 20_000}): pass", "Many ones")
     (by_hand, shown) = await workflows.list()
@@ -366,8 +368,8 @@ async def test_large_sources_are_refused_and_listings_are_bounded(place: Place) 
     assert len(str(unknown.value)) < 1000
 
 
-async def test_search_compares_name_description_and_parameters(place: Place) -> None:
-    workflows = library(place)
+async def test_search_compares_name_description_and_parameters(backend: Backend) -> None:
+    workflows = library(backend)
     await workflows.add("fetch", FETCH)
     await workflows.add("total", ADD, "Adds two numbers up")
     await workflows.add("resize", "def run(picture_path): pass", "Make an image smaller")
@@ -379,8 +381,8 @@ async def test_search_compares_name_description_and_parameters(place: Place) -> 
     assert "total" not in [found["name"] for found in await workflows.search("numbers")]
 
 
-async def test_a_call_gets_the_source_only_if_it_does_not_know_it(place: Place) -> None:
-    workflows = library(place)
+async def test_a_call_gets_the_source_only_if_it_does_not_know_it(backend: Backend) -> None:
+    workflows = library(backend)
     await workflows.add("x", ADD)
     first = await workflows.begin("x")
     assert first["source"] == ADD
@@ -389,15 +391,15 @@ async def test_a_call_gets_the_source_only_if_it_does_not_know_it(place: Place) 
     assert (await workflows.begin("x", known=first["digest"]))["source"] == FETCH
 
 
-async def test_a_wrong_name_is_an_error_with_a_similar_one(place: Place) -> None:
-    workflows = library(place)
+async def test_a_wrong_name_is_an_error_with_a_similar_one(backend: Backend) -> None:
+    workflows = library(backend)
     await workflows.add("fetch_json", ADD)
     with pytest.raises(WorkflowNotFoundError, match="did you mean fetch_json"):
         await workflows.begin("fetch_jsn")
 
 
-async def test_calls_of_code(place: Place) -> None:
-    call = library(place).handle
+async def test_calls_of_code(backend: Backend) -> None:
+    call = library(backend).handle
     assert (await call("workflows.create", ["x", ADD], {"description": "d"}))["name"] == "x"
     assert [w["name"] for w in await call("skills.list", [], {})] == ["x"]
     assert (await call("workflows.search", ["x"], {"limit": 1}))[0]["description"] == "d"
@@ -424,14 +426,14 @@ Read `forms.md` first.
 """
 
 
-async def test_a_skill_is_read_and_its_scripts_are_called(place: Place) -> None:
-    store = place.open()
+async def test_a_skill_is_read_and_its_scripts_are_called(backend: Backend) -> None:
+    store = backend.open()
     await store.put("skills/pdf-forms/SKILL.md", SKILL.encode())
     await store.put("skills/pdf-forms/forms.md", b"about forms")
     await store.put("skills/pdf-forms/scripts/fill.py", b'"""Fill it."""\ndef run(path): return path')
     await store.put("skills/pdf-forms/scripts/shell.py", b"import sys\nprint(sys.argv)\n")
     await store.put("skills/no-skill/tool.py", ADD.encode())
-    workflows = library(place)
+    workflows = library(backend)
     listed = {found["name"]: found for found in await workflows.list()}
     assert set(listed) == {"pdf-forms", "pdf_forms.fill"}
     assert listed["pdf-forms"]["kind"] == "instructions"
@@ -454,14 +456,14 @@ async def test_a_skill_is_read_and_its_scripts_are_called(place: Place) -> None:
 
 
 async def test_a_workflow_in_a_folder_without_skill_file_is_not_listed(
-    place: Place, caplog: pytest.LogCaptureFixture
+    backend: Backend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = place.open()
+    store = backend.open()
     await store.put("workflows/sub/x.py", ADD.encode())
     await store.put("workflows/sub/data.py", b"DATA = 1\n")
     await store.put("skills/pdf-forms/SKILL.md", SKILL.encode())
     await store.put("skills/pdf-forms/fill.py", ADD.encode())
-    workflows = library(place)
+    workflows = library(backend)
     for _ in range(2):
         assert [one["name"] for one in await workflows.list()] == ["pdf-forms", "pdf_forms.fill"]
         await workflows.add("other", ADD)
@@ -470,9 +472,9 @@ async def test_a_workflow_in_a_folder_without_skill_file_is_not_listed(
     assert messages == ["workflows/sub/x.py is not a workflow: its folder has no SKILL.md; move it to workflows/x.py"]
 
 
-async def test_only_the_host_removes_a_skill_and_its_folder_is_kept(place: Place) -> None:
-    store = place.open()
-    workflows = library(place)
+async def test_only_the_host_removes_a_skill_and_its_folder_is_kept(backend: Backend) -> None:
+    store = backend.open()
+    workflows = library(backend)
     for _ in range(2):
         await store.put("skills/pdf-forms/SKILL.md", SKILL.encode())
         await store.put("skills/pdf-forms/assets/form.bin", b"\xff\x00" * 5)
@@ -491,11 +493,11 @@ async def test_only_the_host_removes_a_skill_and_its_folder_is_kept(place: Place
         assert await store.get(f"{removed['files']}/assets/form.bin") == b"\xff\x00" * 5
 
 
-async def test_code_deletes_a_workflow_and_a_skill_of_its_name_stays(place: Place) -> None:
-    store = place.open()
+async def test_code_deletes_a_workflow_and_a_skill_of_its_name_stays(backend: Backend) -> None:
+    store = backend.open()
     await store.put("skills/pdf/SKILL.md", b"---\nname: pdf\ndescription: d\n---\nhi")
     await store.put("skills/pdf.py", ADD.encode())
-    workflows = library(place)
+    workflows = library(backend)
     await workflows.add("pdf", ADD)
     await store.put("workflows/pdf.py", ADD.encode())
     assert await workflows.handle("workflows.delete", ["pdf"], {}) is True
@@ -503,13 +505,13 @@ async def test_code_deletes_a_workflow_and_a_skill_of_its_name_stays(place: Plac
     assert await store.list("workflows") == []
 
 
-async def test_unusual_skill_files(place: Place) -> None:
-    store = place.open()
+async def test_unusual_skill_files(backend: Backend) -> None:
+    store = backend.open()
     await store.put("skills/a/SKILL.md", b"no front matter\nat all")
     await store.put("skills/b/SKILL.md", b"---\n- a\n- list\n---\n")
     await store.put("skills/c/SKILL.md", b"\xff\xfe")
     await store.put("skills/d/SKILL.md", b"---\ndescription: >\n  folded\n  text\n---\nbody")
-    listed = {found["name"]: found for found in await library(place).list()}
+    listed = {found["name"]: found for found in await library(backend).list()}
     assert listed["a"]["description"] == "no front matter"
     assert "error" in listed["b"]
     assert "error" in listed["c"]
@@ -537,11 +539,11 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     ],
     ids=["laughs", "laughs elsewhere", "itself", "long", "deep", "spaces", "digits"],
 )
-async def test_a_hostile_skill_file_does_not_affect_others(place: Place, front: str, why: str) -> None:
-    store = place.open()
+async def test_a_hostile_skill_file_does_not_affect_others(backend: Backend, front: str, why: str) -> None:
+    store = backend.open()
     await store.put("skills/pdf/SKILL.md", f"---\nname: pdf\n{front}---\nhi".encode())
     await store.put("workflows/add.py", ADD.encode())
-    workflows = library(place)
+    workflows = library(backend)
     shown = {found["name"]: found for found in await workflows.list()}
     assert "error" not in shown["add"]
     if why:
@@ -572,20 +574,20 @@ async def test_only_files_in_the_folder_of_a_skill_can_be_read(tmp_path: Path) -
         await workflows.begin("linked")
 
 
-async def test_a_second_process_parses_only_what_has_changed(place: Place) -> None:
-    store = place.open()
+async def test_a_second_process_parses_only_what_has_changed(backend: Backend) -> None:
+    store = backend.open()
     for number in range(60):
         await store.put(f"workflows/w{number}.py", f'"""Number {number}."""\ndef run(): pass'.encode())
-    first = await library(place).list()
+    first = await library(backend).list()
     assert len(first) == 60
     await store.put("workflows/w7.py", b'"""Another."""\ndef run(a): pass')
     await store.delete("workflows/w8.py")
-    second = {found["name"]: found for found in await library(place).list()}
+    second = {found["name"]: found for found in await library(backend).list()}
     assert len(second) == 59
     assert second["w7"]["description"] == "Another."
     assert second["w9"] == next(found for found in first if found["name"] == "w9")
     await store.put("library/workflows/outline.json", b"{damaged")
-    assert len(await library(place).list()) == 59
+    assert len(await library(backend).list()) == 59
 
 
 async def test_a_folder_that_cannot_be_written_can_be_read(tmp_path: Path) -> None:
@@ -611,12 +613,14 @@ async def test_an_edit_in_place_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("description", ["Other", "Says so itself."])
-async def test_a_last_comment_that_looks_like_a_description_stays_in_the_source(place: Place, description: str) -> None:
+async def test_a_last_comment_that_looks_like_a_description_stays_in_the_source(
+    backend: Backend, description: str
+) -> None:
     source = 'def run():\n    """Says so itself."""\n    return 1\n# description: keep me\n'
-    await library(place).add("g", source, description)
-    found = await library(place).get("g")
+    await library(backend).add("g", source, description)
+    found = await library(backend).get("g")
     assert found is not None
     assert (found["source"], found["description"]) == (source, description)
     # Adding again what was read changes nothing.
-    await library(place).add("g", found["source"], found["description"])
-    assert await library(place).get("g") == found
+    await library(backend).add("g", found["source"], found["description"])
+    assert await library(backend).get("g") == found

@@ -160,7 +160,7 @@ async def test_while_another_process_holds_the_log_others_go_on_and_the_order_st
         waiting = [asyncio.create_task(store.append(KEY, [b"%d" % number])) for number in range(1, 101)]
         assert await store.append("s/other.jsonl", [b"x"]) == 1
         assert not any(task.done() for task in waiting)
-        await holder.tell()
+        await holder.send()
         assert await asyncio.wait_for(asyncio.gather(*waiting), 30) == list(range(2, 102))
     finally:
         await holder.kill()
@@ -177,7 +177,7 @@ async def test_an_append_that_is_cancelled_while_it_waits_writes_nothing_and_blo
         for task in waiting[1::2]:
             task.cancel()
         await asyncio.sleep(0)
-        await holder.tell()
+        await holder.send()
         results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 30)
     finally:
         await holder.kill()
@@ -217,7 +217,7 @@ async def test_an_append_that_waited_while_the_log_was_deleted_does_not_bring_it
         assert await deleting.delete("s")
         if deleting is store:
             assert await store.append(KEY, [b"anew"]) == 1
-        await holder.tell()
+        await holder.send()
         with pytest.raises(KeyError):
             await asyncio.wait_for(waiting, 30)
     finally:

@@ -166,6 +166,6 @@ async def test_a_lock_does_not_live_on_in_a_forked_child(store: FileStore) -> No
         lock = await asyncio.wait_for(store.lock("mine"), 30)
         assert lock is not None
         await lock.release()
-        await child.tell()
+        await child.send()
     finally:
         await child.kill()

@@ -11,7 +11,7 @@ from carrel.storage.base import Store
 from carrel.storage.memory import MemoryStore
 from tests.storage.suite import *  # noqa: F403
 from tests.support.stores import DIFFERENCES as BY_KIND
-from tests.support.stores import Place
+from tests.support.stores import Backend
 
 DIFFERENCES = {promise: reason for (kind, promise), reason in BY_KIND.items() if kind == "memory"}
 
@@ -35,7 +35,7 @@ def _yielding(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[
     return yielding
 
 
-class YieldingPlace(Place):
+class YieldingBackend(Backend):
     def open(self) -> Store:
         store: Any = YieldingStore(self._memory)
         return store
@@ -45,7 +45,7 @@ class YieldingPlace(Place):
 
 
 @pytest.fixture
-async def place() -> AsyncIterator[Place]:
-    place = YieldingPlace()
-    yield place
-    await place.clear()
+async def backend() -> AsyncIterator[Backend]:
+    backend = YieldingBackend()
+    yield backend
+    await backend.clear()

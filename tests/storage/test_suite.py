@@ -1,4 +1,4 @@
-"""The shared suite, run against the memory, the file and the Redis store: the fixture `place` gives one of each."""
+"""The shared suite, run on memory, files and Redis."""
 
 from tests.storage.suite import *  # noqa: F403
 from tests.support.stores import DIFFERENCES as BY_KIND

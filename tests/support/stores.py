@@ -1,4 +1,4 @@
-"""The kinds of store that the shared suite runs on, where they differ and why, and other processes on one store."""
+"""Backends for the shared suite of stores, their differences with reasons, and other processes that use a store."""
 
 import asyncio
 import contextlib
@@ -23,12 +23,12 @@ KINDS = ("memory", "file", "redis")
 DIFFERENCES: dict[tuple[str, str], str] = {
     ("memory", "between processes"): "what is in one process's memory is seen by no other",
     ("memory", "memory stays flat"): "its records are in memory anyway, and a block only refers to them",
-    ("redis", "an append under way creates nothing"): "an append that arrives after a delete looks like a new one",
-    ("file", "any name in a key"): "file names have at most 255 bytes, and those that begin with a dot are its own",
-    ("file", "a log is no object"): "both are files, and a person may put one in the place of the other",
+    ("redis", "a running append creates nothing"): "an append that arrives after a delete looks like a new one",
+    ("file", "any name in a key"): "file names have at most 255 bytes, and those that begin with a dot are reserved",
+    ("file", "a log is not an object"): "both are files, and a person may replace one by the other",
     ("file", "a key may also be a folder"): "keys are paths, and a path is a file or a folder",
 }
-"""(kind, promise): why this kind does not give it. A test of that promise is not made for that kind."""
+"""(kind, promise): why this kind does not keep it. Tests of that promise do not run for that kind."""
 
 
 def differs(kind: str, promise: str) -> bool:
@@ -43,11 +43,11 @@ def redis_store(url: str, prefix: str) -> RedisStore:
     return RedisStore(url, prefix)
 
 
-class Place:
-    """Somewhere to keep things; every `open` gives a store of its own on the same things.
+class Backend:
+    """Opens stores on the same data; each `open` returns another one.
 
-    `address` is a function ("package.module:name") that opens a store, and its arguments, so that another process can
-    open one too. Without an address all share one MemoryStore."""
+    `address` is a function ("package.module:name") that opens a store, and its arguments, so that other processes can
+    open one too. Without an address there is one MemoryStore."""
 
     def __init__(self, *address: str) -> None:
         self.address = [*address]
@@ -56,8 +56,8 @@ class Place:
         self._others: list[OtherProcess] = []
 
     @classmethod
-    def of_kind(cls, kind: str, folder: Path, redis_url: str) -> "Place":
-        """Make an empty place of one of the kinds that carrel has."""
+    def of_kind(cls, kind: str, folder: Path, redis_url: str) -> "Backend":
+        """Create an empty backend of one of carrel's kinds."""
         if kind == "memory":
             return cls()
         if kind == "file":
@@ -70,12 +70,12 @@ class Place:
         return store
 
     async def done_with(self, store: Store) -> None:
-        """Close it in the loop that used it, unless it is the one that all share."""
+        """Close a store in the loop that used it, unless it is the shared one."""
         if store is not self._memory:
             await store.close()
 
     async def other(self, *words: str) -> "OtherProcess":
-        """Start another process on the same place that runs this verb of `store_process.py`."""
+        """Start another process on the same data that runs this command of `store_process.py`."""
         other = await OtherProcess.start(self.address, words)
         self._others.append(other)
         return other
@@ -115,29 +115,29 @@ class OtherProcess:
         return cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=root))
 
     async def line(self) -> str:
-        """Return its next line; "" when it has ended."""
+        """Return its next line; "" after it has ended."""
         assert self._process.stdout
         return (await asyncio.wait_for(self._process.stdout.readline(), 60)).decode().rstrip("\n")
 
-    async def tell(self, line: str = "go") -> None:
+    async def send(self, line: str = "go") -> None:
         assert self._process.stdin
         self._process.stdin.write(f"{line}\n".encode())
         await self._process.stdin.drain()
 
     async def kill(self) -> None:
-        """kill -9, and wait until it is gone."""
+        """Kill it with SIGKILL and wait for its end."""
         if self._process.returncode is None:
             self._process.kill()
         await self._process.communicate()
 
 
 def in_a_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> Awaitable[T]:
-    """Run it in a loop of its own in another thread."""
+    """Run a coroutine in another thread with its own event loop."""
     return asyncio.to_thread(lambda: asyncio.run(work()))
 
 
 async def everything(store: Store, key: str, from_seq: int = 1) -> list[bytes]:
-    """All records of a log; the blocks must join without gap."""
+    """Return all records of a log and check that its blocks have no gaps."""
     records: list[bytes] = []
     async for block in store.read(key, from_seq):
         assert block.first_seq == from_seq + len(records)
@@ -147,7 +147,7 @@ async def everything(store: Store, key: str, from_seq: int = 1) -> list[bytes]:
 
 
 async def everything_back(store: Store, key: str, before_seq: int | None = None) -> list[bytes]:
-    """The same read from the end, put in order again."""
+    """Return all records of a log, read from its end."""
     records: list[bytes] = []
     first = None
     async for block in store.read_back(key, before_seq):
@@ -167,7 +167,7 @@ async def until(look: Callable[[], Awaitable[object]], expected: object) -> None
 
 
 class Listener:
-    """Watches a log in a task of its own and hands out what came, one by one."""
+    """Watches a log in a task and returns its records one by one."""
 
     def __init__(self, store: Store, key: str, from_seq: int = 1) -> None:
         self._came: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue()
@@ -179,7 +179,7 @@ class Listener:
         self._came.put_nowait(None)
 
     async def next(self) -> tuple[int, bytes] | None:
-        """The next record, or None when the watch has ended."""
+        """Return the next record, or None after the watch has ended."""
         getting = asyncio.create_task(self._came.get())
         await asyncio.wait([getting, self._task], return_when=asyncio.FIRST_COMPLETED, timeout=60)
         if not getting.done() and self._task.done():

@@ -19,7 +19,7 @@ from carrel.conversation.models.parts import TextPart
 from carrel.conversation.store import SessionStore
 from carrel.events import Bus
 from carrel.storage.memory import MemoryStore
-from tests.support.stores import Place
+from tests.support.stores import Backend
 
 
 @pytest.fixture
@@ -251,9 +251,9 @@ async def test_messages_that_others_append_at_any_moment_of_an_edit_stay(moments
     assert (await texts(storage))[-2:] == ["last", "five"]
 
 
-async def test_it_is_the_same_in_every_kind_of_store(place: Place) -> None:
+async def test_it_is_the_same_in_every_kind_of_store(backend: Backend) -> None:
     mine_in, theirs_in, look = (
-        ConversationStorage(SessionStore(store=place.open(), prefix="sessions", embedder=False), bus=Bus())
+        ConversationStorage(SessionStore(store=backend.open(), prefix="sessions", embedder=False), bus=Bus())
         for _ in range(3)
     )
     mine = await created(mine_in, "one", "two")

@@ -23,7 +23,7 @@ from carrel.conversation.messages import (
 from carrel.conversation.store import SessionStore
 from carrel.storage.memory import MemoryStore
 from tests.support.search import FruitEmbedder, add_turns, marked, places
-from tests.support.stores import Place
+from tests.support.stores import Backend
 
 # --- words ------------------------------------------------------------------------------------------------------------
 
@@ -459,8 +459,8 @@ async def test_the_packaged_word_vectors_find_related_words(tmp_path: Path) -> N
 
 
 # --- backends ---------------------------------------------------------------------------------------------------------
-async def test_search_works_with_every_backend(place: Place) -> None:
-    async with SessionStore(store=place.open(), prefix="sessions", embedder=False) as store:
+async def test_search_works_with_every_backend(backend: Backend) -> None:
+    async with SessionStore(store=backend.open(), prefix="sessions", embedder=False) as store:
         await add_turns(store, "a", "about apples", "about pears", title="Fruit")
         assert places(await store.search("pears")) == [("a", 2)]
         await add_turns(store, "a", "about plums")

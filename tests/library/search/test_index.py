@@ -12,7 +12,7 @@ from carrel.library.search import LibrarySearch, SearchEntry, SearchMatch
 from carrel.library.search.index import LONGEST_QUERY, text_to_embed
 from carrel.storage.base import Store
 from carrel.storage.memory import MemoryStore
-from tests.support.stores import Place
+from tests.support.stores import Backend
 
 ENTRIES = [
     SearchEntry("resize", "resize_image", "Scale an image to a given width and height", "path width height"),
@@ -113,14 +113,14 @@ async def test_what_did_not_change_costs_nothing() -> None:
     assert embedder.texts == []
 
 
-async def test_no_text_is_embedded_twice_not_even_by_another_process(place: Place) -> None:
+async def test_no_text_is_embedded_twice_not_even_by_another_process(backend: Backend) -> None:
     embedder = Topics()
-    first = LibrarySearch(place.open(), "search/workflows", embedder)
+    first = LibrarySearch(backend.open(), "search/workflows", embedder)
     first.set_entries(ENTRIES)
     await first.ready()
     assert len(embedder.texts) == len(ENTRIES)
     embedder.texts.clear()
-    second = LibrarySearch(place.open(), "search/workflows", embedder)
+    second = LibrarySearch(backend.open(), "search/workflows", embedder)
     second.set_entries([*ENTRIES, SearchEntry("new", "new_photo", "Take a photo")])
     assert set(keys(await second.search("picture"))) == {"resize", "crop", "new"}
     assert embedder.texts == ["new photo: Take a photo", "picture"]
@@ -128,15 +128,18 @@ async def test_no_text_is_embedded_twice_not_even_by_another_process(place: Plac
     await second.close()
 
 
-async def test_two_who_share_a_store_keep_what_both_made(place: Place) -> None:
+async def test_two_who_share_a_store_keep_what_both_made(backend: Backend) -> None:
     embedder = Topics()
-    one, other = LibrarySearch(place.open(), "search/x", embedder), LibrarySearch(place.open(), "search/x", embedder)
+    one, other = (
+        LibrarySearch(backend.open(), "search/x", embedder),
+        LibrarySearch(backend.open(), "search/x", embedder),
+    )
     one.set_entries(ENTRIES[:2])
     other.set_entries(ENTRIES[2:])
     await one.ready()
     await other.ready()
     embedder.texts.clear()
-    third = LibrarySearch(place.open(), "search/x", embedder)
+    third = LibrarySearch(backend.open(), "search/x", embedder)
     third.set_entries(ENTRIES)
     await third.ready()
     assert embedder.texts == []
@@ -153,8 +156,8 @@ async def test_vectors_of_two_models_are_kept_apart() -> None:
     assert await store.list("search") == ["search/x/topics-1", "search/x/topics-2"]
 
 
-async def test_damaged_vectors_are_made_again(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    store, embedder = place.open(), Topics()
+async def test_damaged_vectors_are_made_again(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
+    store, embedder = backend.open(), Topics()
     await store.put("search/x/topics-1", b"carrel vectors 1\n5 3\nnot so many")
     index = LibrarySearch(store, "search/x", embedder)
     index.set_entries(ENTRIES)
@@ -169,9 +172,9 @@ async def test_damaged_vectors_are_made_again(place: Place, caplog: pytest.LogCa
 
 
 async def test_a_store_that_cannot_be_written_is_said_and_searched(
-    caplog: pytest.LogCaptureFixture, place: Place
+    caplog: pytest.LogCaptureFixture, backend: Backend
 ) -> None:
-    store, embedder = place.open(), Topics()
+    store, embedder = backend.open(), Topics()
     # A place that is no key is refused by every store, like a full disk.
     index = LibrarySearch(store, "../outside", embedder)
     index.set_entries(ENTRIES)
@@ -281,8 +284,8 @@ async def test_searches_at_once_share_the_work() -> None:
     assert len([text for text in embedder.texts if text != "photo"]) == len(ENTRIES)
 
 
-async def test_the_cache_does_not_grow_for_ever(place: Place) -> None:
-    store: Store = place.open()
+async def test_the_cache_does_not_grow_for_ever(backend: Backend) -> None:
+    store: Store = backend.open()
     index = LibrarySearch(store, "search/x", Topics())
     for turn in range(4):
         index.set_entries(SearchEntry(f"{turn}-{n}", f"entry_{turn}_{n}") for n in range(600))

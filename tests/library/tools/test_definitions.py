@@ -20,7 +20,7 @@ from carrel.library.tools.definitions import (
 from carrel.library.tools.registry import ToolRegistry
 from carrel.library.tools.secrets import Secrets
 from carrel.storage.files.store import FileStore
-from tests.support.stores import Place
+from tests.support.stores import Backend
 from tests.support.tools import callable_names
 
 CURL = """\
@@ -188,8 +188,8 @@ paths: {/items: {get: {operationId: list_items, summary: What is sold, responses
 """
 
 
-async def test_all_files_below_tools_are_read(place: Place) -> None:
-    store = place.open()
+async def test_all_files_below_tools_are_read(backend: Backend) -> None:
+    store = backend.open()
     await store.put("tools/curl.yaml", CURL.encode())
     await store.put("tools/more/echo.yml", ECHO)
     await store.put("tools/notes.md", b"no tool")
@@ -201,17 +201,17 @@ async def test_all_files_below_tools_are_read(place: Place) -> None:
     }
 
 
-async def test_tools_from_a_store_can_be_called_and_are_shared(place: Place) -> None:
-    await place.open().put("tools/echo.yaml", ECHO)
+async def test_tools_from_a_store_can_be_called_and_are_shared(backend: Backend) -> None:
+    await backend.open().put("tools/echo.yaml", ECHO)
     secrets = Secrets({})
-    tools = ToolRegistry(files=[ToolFiles(place.open(), secrets=secrets)], secrets=secrets)
+    tools = ToolRegistry(files=[ToolFiles(backend.open(), secrets=secrets)], secrets=secrets)
     await tools.reload()
     assert await tools.call("echo", {"text": "a"}) == "a\n"
     await tools.close()
 
 
-async def test_a_wrong_file_is_an_error_or_left_out(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    store = place.open()
+async def test_a_wrong_file_is_an_error_or_left_out(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
+    store = backend.open()
     await store.put("tools/echo.yaml", ECHO)
     await store.put("tools/bad.yaml", b"name: bad\ncomand: ls\n")
     with pytest.raises(ConfigurationError, match=r"tools/bad\.yaml, line 2, comand: unknown field"):
@@ -221,8 +221,8 @@ async def test_a_wrong_file_is_an_error_or_left_out(place: Place, caplog: pytest
     assert "left out a tool: tools/bad.yaml, line 1, command: is missing" in caplog.text
 
 
-async def test_a_name_that_stands_in_two_files_is_told(place: Place) -> None:
-    store = place.open()
+async def test_a_name_that_stands_in_two_files_is_told(backend: Backend) -> None:
+    store = backend.open()
     await store.put("tools/a.yaml", ECHO)
     await store.put("tools/b.yaml", ECHO + b"# other\n")
     with pytest.raises(ConfigurationError, match=r"tools/b\.yaml, name: echo is already defined in tools/a\.yaml"):
@@ -230,15 +230,15 @@ async def test_a_name_that_stands_in_two_files_is_told(place: Place) -> None:
     assert list(await read_definitions(store, on_error="skip")) == ["tools/a.yaml"]
 
 
-async def test_what_another_process_has_read_is_not_read_again(place: Place) -> None:
-    store = place.open()
+async def test_what_another_process_has_read_is_not_read_again(backend: Backend) -> None:
+    store = backend.open()
     await store.put("tools/curl.yaml", CURL.encode())
     definition_files._parsed.clear()
     first = await read_definitions(store)
     kept = await store.get("library/tools/parsed.json")
     assert kept is not None
     definition_files._parsed.clear()
-    assert (await read_definitions(place.open())) == first
+    assert (await read_definitions(backend.open())) == first
     assert await store.get("library/tools/parsed.json") == kept
 
 
@@ -251,8 +251,8 @@ async def test_a_damaged_cache_costs_nothing_but_time(tmp_path: Path, damage: by
     assert [definition.name for definition in (await read_definitions(store)).values()] == ["curl"]
 
 
-async def test_an_edited_file_is_read_anew(place: Place) -> None:
-    store = place.open()
+async def test_an_edited_file_is_read_anew(backend: Backend) -> None:
+    store = backend.open()
     await store.put("tools/echo.yaml", ECHO)
     await read_definitions(store)
     await store.put("tools/echo.yaml", ECHO + b"description: Now with words\n")
@@ -260,8 +260,8 @@ async def test_an_edited_file_is_read_anew(place: Place) -> None:
     assert definition.description == "Now with words"
 
 
-async def test_a_description_of_a_service_beside_its_definition_is_no_definition(place: Place) -> None:
-    store = place.open()
+async def test_a_description_of_a_service_beside_its_definition_is_no_definition(backend: Backend) -> None:
+    store = backend.open()
     await store.put("tools/shop.yaml", b"name: shop\ntype: openapi\nspec: ./shop.openapi.yaml\n")
     await store.put("tools/shop.openapi.yaml", SPEC)
     secrets = Secrets({})
@@ -271,8 +271,8 @@ async def test_a_description_of_a_service_beside_its_definition_is_no_definition
     await tools.close()
 
 
-async def test_a_file_that_a_definition_names_and_nobody_has_costs_that_tool(place: Place) -> None:
-    store = place.open()
+async def test_a_file_that_a_definition_names_and_nobody_has_costs_that_tool(backend: Backend) -> None:
+    store = backend.open()
     await store.put("tools/shop.yaml", b"name: shop\ntype: openapi\nspec: ../../../etc/shop.json\n")
     await store.put("tools/echo.yaml", ECHO)
     secrets = Secrets({})
@@ -284,8 +284,8 @@ async def test_a_file_that_a_definition_names_and_nobody_has_costs_that_tool(pla
     await tools.close()
 
 
-async def test_a_store_without_tools_has_none(place: Place) -> None:
-    assert (await read_definitions(place.open())) == {}
+async def test_a_store_without_tools_has_none(backend: Backend) -> None:
+    assert (await read_definitions(backend.open())) == {}
 
 
 def test_names_as_code_writes_them() -> None:

@@ -15,7 +15,7 @@ from carrel.library.tools.tool import Tool, ToolProvider
 from carrel.processes import OnOutput
 from carrel.storage.base import Stamp, Store
 from carrel.storage.memory import MemoryStore
-from tests.support.stores import Place
+from tests.support.stores import Backend
 from tests.support.tools import callable_names
 
 
@@ -29,8 +29,8 @@ def registry(store: Store, on_error: OnError = "raise") -> ToolRegistry:
 
 
 @pytest.fixture
-async def tools(place: Place) -> AsyncIterator[ToolRegistry]:
-    store = place.open()
+async def tools(backend: Backend) -> AsyncIterator[ToolRegistry]:
+    store = backend.open()
     await store.put("tools/a.yaml", echo("a", "one"))
     tools = registry(store)
     await tools.reload()
@@ -38,8 +38,8 @@ async def tools(place: Place) -> AsyncIterator[ToolRegistry]:
     await tools.close()
 
 
-async def test_a_new_file_is_used_after_a_reload(tools: ToolRegistry, place: Place) -> None:
-    await place.open().put("tools/b.yaml", echo("b", "two", about="Draw a sheep"))
+async def test_a_new_file_is_used_after_a_reload(tools: ToolRegistry, backend: Backend) -> None:
+    await backend.open().put("tools/b.yaml", echo("b", "two", about="Draw a sheep"))
     with pytest.raises(ToolNotFoundError):
         await tools.call("b")
     await tools.reload()
@@ -49,61 +49,63 @@ async def test_a_new_file_is_used_after_a_reload(tools: ToolRegistry, place: Pla
     assert "Draw a sheep" in await tools.describe()
 
 
-async def test_a_changed_file_is_used_after_a_reload(tools: ToolRegistry, place: Place) -> None:
+async def test_a_changed_file_is_used_after_a_reload(tools: ToolRegistry, backend: Backend) -> None:
     assert await tools.call("a") == "one"
-    await place.open().put("tools/a.yaml", echo("a", "another", about="Something else"))
+    await backend.open().put("tools/a.yaml", echo("a", "another", about="Something else"))
     assert await tools.call("a") == "one"
     await tools.reload()
     assert await tools.call("a") == "another"
     assert [one["description"] for one in await tools.list()] == ["Something else"]
 
 
-async def test_the_tools_of_a_deleted_file_are_gone_after_a_reload(tools: ToolRegistry, place: Place) -> None:
-    await place.open().delete("tools/a.yaml")
+async def test_the_tools_of_a_deleted_file_are_gone_after_a_reload(tools: ToolRegistry, backend: Backend) -> None:
+    await backend.open().delete("tools/a.yaml")
     await tools.reload()
     with pytest.raises(ToolNotFoundError, match=r"there is no tool a$"):
         await tools.call("a")
     assert await tools.list() == []
 
 
-async def test_a_reload_with_a_wrong_file_changes_nothing(tools: ToolRegistry, place: Place) -> None:
-    await place.open().put("tools/a.yaml", echo("a", "two"))
-    await place.open().put("tools/b.yaml", b"name: b\ncomand: echo\n")
+async def test_a_reload_with_a_wrong_file_changes_nothing(tools: ToolRegistry, backend: Backend) -> None:
+    await backend.open().put("tools/a.yaml", echo("a", "two"))
+    await backend.open().put("tools/b.yaml", b"name: b\ncomand: echo\n")
     with pytest.raises(ConfigurationError, match=r"tools/b\.yaml, line 2, comand: unknown field"):
         await tools.reload()
     assert await tools.call("a") == "one"
-    await place.open().put("tools/b.yaml", echo("b", "three"))
+    await backend.open().put("tools/b.yaml", echo("b", "three"))
     await tools.reload()
     assert (await tools.call("a"), await tools.call("b")) == ("two", "three")
 
 
-async def test_a_wrong_file_can_be_left_out(place: Place) -> None:
-    await place.open().put("tools/a.yaml", echo("a", "one"))
-    await place.open().put("tools/bad.yaml", b"name: bad\ncomand: ls\n")
+async def test_a_wrong_file_can_be_left_out(backend: Backend) -> None:
+    await backend.open().put("tools/a.yaml", echo("a", "one"))
+    await backend.open().put("tools/bad.yaml", b"name: bad\ncomand: ls\n")
     with pytest.raises(ConfigurationError, match=r"tools/bad\.yaml, line 2, comand"):
-        await registry(place.open()).reload()
-    tools = registry(place.open(), "skip")
+        await registry(backend.open()).reload()
+    tools = registry(backend.open(), "skip")
     await tools.reload()
     assert [one["name"] for one in await tools.list()] == ["a"]
-    await place.open().put("tools/bad.yaml", echo("bad", "good"))
+    await backend.open().put("tools/bad.yaml", echo("bad", "good"))
     await tools.reload()
     assert await tools.call("bad") == "good"
     await tools.close()
 
 
-async def test_a_registered_function_is_called_instead_of_a_file_of_its_name(tools: ToolRegistry, place: Place) -> None:
+async def test_a_registered_function_is_called_instead_of_a_file_of_its_name(
+    tools: ToolRegistry, backend: Backend
+) -> None:
     def a() -> str:
         return "a function"
 
     tools.add(register(a))
-    await place.open().put("tools/a.yaml", echo("a", "two"))
+    await backend.open().put("tools/a.yaml", echo("a", "two"))
     await tools.reload()
     assert await tools.call("a") == "a function"
 
 
-async def test_the_document_of_a_service_is_read_again(place: Place) -> None:
+async def test_the_document_of_a_service_is_read_again(backend: Backend) -> None:
     spec = b"""{"openapi": "3.1.0", "paths": {"/x": {"get": {"operationId": "one", "responses": {}}}}}"""
-    store = place.open()
+    store = backend.open()
     await store.put("tools/shop.yaml", b"name: shop\ntype: openapi\nspec: ./specs/shop.json\nbase_url: http://x\n")
     await store.put("tools/specs/shop.json", spec)
     tools = registry(store)

@@ -1,7 +1,7 @@
-"""What every store promises, as tests that any store can be run against.
+"""The promises of the Store protocol as tests that run on any backend.
 
-A module of tests imports everything from here and defines the fixture `place`: a `tests.support.stores.Place` with the
-function that opens the store. A mapping `DIFFERENCES` (promise to reason) leaves out what the store does not give.
+A test module imports everything from here and defines the fixture `backend`: a `tests.support.stores.Backend` with the
+function that opens the store. Its mapping `DIFFERENCES` (promise to reason) has the promises that it does not keep.
 """
 
 from tests.storage.suite.conditions import *  # noqa: F403

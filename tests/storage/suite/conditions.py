@@ -7,7 +7,7 @@ import pytest
 
 from carrel.errors import GuardLost, StorageWriteError
 from carrel.storage.base import MISSING, Stamp, guarded
-from tests.support.stores import Place, everything
+from tests.support.stores import Backend, everything
 
 
 async def pieces(*data: bytes) -> AsyncIterator[bytes]:
@@ -15,8 +15,8 @@ async def pieces(*data: bytes) -> AsyncIterator[bytes]:
         yield piece
 
 
-async def test_a_put_returns_the_stamp_that_others_see(place: Place) -> None:
-    store, other = place.open(), place.open()
+async def test_a_put_returns_the_stamp_that_others_see(backend: Backend) -> None:
+    store, other = backend.open(), backend.open()
     for data in (b"1", b"22", b"22"):
         stamp = await store.put("s/o", data)
         assert stamp is not None
@@ -27,8 +27,8 @@ async def test_a_put_returns_the_stamp_that_others_see(place: Place) -> None:
     assert await other.stamp("s/o") == stamp
 
 
-async def test_a_put_with_an_expected_stamp_replaces_only_that_version(place: Place) -> None:
-    store, other = place.open(), place.open()
+async def test_a_put_with_an_expected_stamp_replaces_only_that_version(backend: Backend) -> None:
+    store, other = backend.open(), backend.open()
     first = await store.put("o", b"1")
     assert first is not None
     second = await other.put("o", b"2", expect=first)
@@ -46,19 +46,19 @@ async def test_a_put_with_an_expected_stamp_replaces_only_that_version(place: Pl
     assert await store.get("o") == b"6"
 
 
-async def test_a_put_into_a_deleted_folder_with_an_expected_stamp_writes_nothing(place: Place) -> None:
-    store = place.open()
+async def test_a_put_into_a_deleted_folder_with_an_expected_stamp_writes_nothing(backend: Backend) -> None:
+    store = backend.open()
     stamp = await store.put("s/1/o", b"1")
     await store.delete("s")
     assert await store.put("s/1/o", b"2", expect=stamp) is None
     assert await store.list() == []
 
 
-async def test_many_who_count_with_expected_stamps_lose_no_step(place: Place) -> None:
-    await place.open().put("count", b"0")
+async def test_many_who_count_with_expected_stamps_lose_no_step(backend: Backend) -> None:
+    await backend.open().put("count", b"0")
 
     async def count() -> None:
-        store = place.open()
+        store = backend.open()
         for _ in range(10):
             while True:
                 stamp = await store.stamp("count")
@@ -68,11 +68,11 @@ async def test_many_who_count_with_expected_stamps_lose_no_step(place: Place) ->
                     break
 
     await asyncio.gather(*(count() for _ in range(6)))
-    assert await place.open().get("count") == b"60"
+    assert await backend.open().get("count") == b"60"
 
 
-async def test_a_delete_with_an_expected_stamp_removes_only_what_is_unchanged(place: Place) -> None:
-    store = place.open()
+async def test_a_delete_with_an_expected_stamp_removes_only_what_is_unchanged(backend: Backend) -> None:
+    store = backend.open()
     await store.append("s/log", [b"1"])
     await store.put("s/o", b"1")
     old = await store.stamp("s/log")
@@ -91,8 +91,8 @@ async def test_a_delete_with_an_expected_stamp_removes_only_what_is_unchanged(pl
     assert await store.delete("o", expect=("o", await store.stamp("o"))) is True
 
 
-async def test_a_write_whose_guard_has_changed_writes_nothing(place: Place) -> None:
-    store = place.open()
+async def test_a_write_whose_guard_has_changed_writes_nothing(backend: Backend) -> None:
+    store = backend.open()
     old = await store.put("leases/node", b"1")
     assert old is not None
     await store.put("o", b"kept")
@@ -117,8 +117,8 @@ async def test_a_write_whose_guard_has_changed_writes_nothing(place: Place) -> N
     assert await everything(store, "log") == [b"kept"]
 
 
-async def test_a_write_whose_guard_is_unchanged_is_like_any_other(place: Place) -> None:
-    store = place.open()
+async def test_a_write_whose_guard_is_unchanged_is_like_any_other(backend: Backend) -> None:
+    store = backend.open()
     stamp = await store.put("leases/node", b"1")
     assert stamp is not None
     held = guarded(store, ("leases/node", stamp))
@@ -133,13 +133,13 @@ async def test_a_write_whose_guard_is_unchanged_is_like_any_other(place: Place) 
     assert await held.list() == ["leases/beside", "leases/node", "s/log", "s/o", "t/log"]
 
 
-async def test_guarded_writes_from_many_sides_stop_at_once_when_the_guard_changes(place: Place) -> None:
-    store = place.open()
+async def test_guarded_writes_from_many_sides_stop_at_once_when_the_guard_changes(backend: Backend) -> None:
+    store = backend.open()
     stamp = await store.put("leases/node", b"1")
     assert stamp is not None
 
     async def write(number: int) -> int:
-        held, written = guarded(place.open(), ("leases/node", stamp)), 0
+        held, written = guarded(backend.open(), ("leases/node", stamp)), 0
         try:
             while True:
                 await held.append(f"log{number}", [b"x"])
@@ -155,14 +155,14 @@ async def test_guarded_writes_from_many_sides_stop_at_once_when_the_guard_change
     assert await asyncio.gather(*writing) == before
 
 
-async def test_a_copied_log_has_the_first_records_and_goes_on_by_itself(place: Place) -> None:
-    store = place.open()
+async def test_a_copied_log_has_the_first_records_and_goes_on_by_itself(backend: Backend) -> None:
+    store = backend.open()
     records = [b'{"n": %d, "text": "%s"}' % (number, b"x" * (number % 700)) for number in range(2000)]
     await store.append("a/log", records)
     for number, through in enumerate((1, 2, 777, 1999, 2000)):
         last = await store.copy_log("a/log", f"b/{number}", through=through, more=[b"end", b""])
         assert last == through + 2
-        assert await everything(place.open(), f"b/{number}") == [*records[:through], b"end", b""]
+        assert await everything(backend.open(), f"b/{number}") == [*records[:through], b"end", b""]
         assert await store.append(f"b/{number}", [b"on"]) == through + 3
     assert await store.copy_log("a/log", "b/none", through=0, more=[b"only"]) == 1
     assert await everything(store, "b/none") == [b"only"]
@@ -171,8 +171,8 @@ async def test_a_copied_log_has_the_first_records_and_goes_on_by_itself(place: P
     assert len(await everything(store, "b/4")) == 2003
 
 
-async def test_a_log_is_copied_only_from_what_is_there_and_to_what_is_not(place: Place) -> None:
-    store = place.open()
+async def test_a_log_is_copied_only_from_what_is_there_and_to_what_is_not(backend: Backend) -> None:
+    store = backend.open()
     await store.append("a", [b"1", b"2"])
     await store.put("o", b"x")
     for source, through in (("none", 1), ("none", 0), ("a", 3)):
@@ -186,17 +186,17 @@ async def test_a_log_is_copied_only_from_what_is_there_and_to_what_is_not(place:
     assert await store.list() == ["a", "o"]
 
 
-async def test_of_many_who_copy_to_one_log_one_wins(place: Place) -> None:
-    store = place.open()
+async def test_of_many_who_copy_to_one_log_one_wins(backend: Backend) -> None:
+    store = backend.open()
     await store.append("a", [b"1"])
-    copies = [place.open().copy_log("a", "b", through=1, more=[b"%d" % number]) for number in range(8)]
+    copies = [backend.open().copy_log("a", "b", through=1, more=[b"%d" % number]) for number in range(8)]
     results = await asyncio.gather(*copies, return_exceptions=True)
     assert sorted(isinstance(result, StorageWriteError) for result in results) == [False] + [True] * 7
     assert len(await everything(store, "b")) == 2
 
 
-async def test_a_scan_gives_the_stamps_of_all_keys_below_a_prefix(place: Place) -> None:
-    store = place.open()
+async def test_a_scan_gives_the_stamps_of_all_keys_below_a_prefix(backend: Backend) -> None:
+    store = backend.open()
     assert await store.scan("s") == {}
     for key in ("s/1/meta", "s/1/deep/er", "s/2/meta", "s/top", "sx/1/meta"):
         await store.put(key, key.encode())
@@ -214,7 +214,7 @@ async def test_a_scan_gives_the_stamps_of_all_keys_below_a_prefix(place: Place) 
     await store.append("s/1/log", [b"x"])
     await store.delete("s/2")
     await store.put("s/3/meta", b"x")
-    after = await place.open().scan("s")
+    after = await backend.open().scan("s")
     assert {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)} == {
         "s/1/log",
         "s/2/meta",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from carrel.errors import StorageWriteError
 from carrel.storage.base import MISSING, Expected, Stamp, Store
-from tests.support.stores import Place, everything, everything_back
+from tests.support.stores import Backend, everything, everything_back
 
 OBJECTS = ["o", "s/1/o", "s/1!/o", "s/10/deep/o", "s/2/o"]
 LOGS = ["log", "s/1/log", "s/1!/log", "s/2/log"]
@@ -90,22 +90,22 @@ class Model:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(step, max_size=14))
-def test_any_sequence_of_methods_gives_what_a_dict_would(place: Place, steps: list[tuple[Any, ...]]) -> None:
+def test_any_sequence_of_methods_gives_what_a_dict_would(backend: Backend, steps: list[tuple[Any, ...]]) -> None:
     # A root of its own for each example: what others left beside it must not be seen.
-    asyncio.run(follow(place, f"root{next(numbers)}", steps))
+    asyncio.run(follow(backend, f"root{next(numbers)}", steps))
 
 
-async def follow(place: Place, root: str, steps: list[tuple[Any, ...]]) -> None:
-    store, model = place.open(), Model()
+async def follow(backend: Backend, root: str, steps: list[tuple[Any, ...]]) -> None:
+    store, model = backend.open(), Model()
     await store.put(f"{root}/first", b"")
     for method, *arguments in steps:
         if method == "reopen":
-            await place.done_with(store)
-            store = place.open()
+            await backend.done_with(store)
+            store = backend.open()
         else:
             assert await call(store, root, method, arguments) == getattr(model, method)(*arguments)
     await compare(store, root, model)
-    await place.done_with(store)
+    await backend.done_with(store)
 
 
 async def call(store: Store, root: str, method: str, arguments: list[Any]) -> object:

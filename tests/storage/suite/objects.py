@@ -9,7 +9,7 @@ import pytest
 
 from carrel.errors import KeyRefused
 from carrel.storage.base import MISSING, Store
-from tests.support.stores import Place, in_a_thread
+from tests.support.stores import Backend, in_a_thread
 
 BAD_KEYS = [
     "",
@@ -65,8 +65,8 @@ ALL_BELOW: dict[str, Callable[[Store, str], object]] = {
 
 
 @pytest.mark.parametrize("verb", [*VERBS, *ALL_BELOW])
-async def test_a_key_that_is_no_plain_path_is_refused_by_every_verb(place: Place, verb: str) -> None:
-    store = place.open()
+async def test_a_key_that_is_no_plain_path_is_refused_by_every_verb(backend: Backend, verb: str) -> None:
+    store = backend.open()
     await store.put("good", b"untouched")
     for key in BAD_KEYS if verb in VERBS else BAD_KEYS[1:]:
         with pytest.raises(KeyRefused):
@@ -75,8 +75,8 @@ async def test_a_key_that_is_no_plain_path_is_refused_by_every_verb(place: Place
     assert await store.get("good") == b"untouched"
 
 
-async def test_keys_may_have_spaces_signs_and_any_alphabet(place: Place) -> None:
-    store = place.open()
+async def test_keys_may_have_spaces_signs_and_any_alphabet(backend: Backend) -> None:
+    store = backend.open()
     keys = sorted(["a b/c", "é/ü.json", "日本/語", "🙂", "[x]*?", "50%", "a:b", "(1)", "-", "~", "a..", "'\""])
     for key in keys:
         await store.put(key, key.encode())
@@ -85,25 +85,25 @@ async def test_keys_may_have_spaces_signs_and_any_alphabet(place: Place) -> None
 
 
 @pytest.mark.promise("any name in a key")
-async def test_a_name_in_a_key_may_begin_with_a_dot_and_be_long(place: Place) -> None:
-    store = place.open()
+async def test_a_name_in_a_key_may_begin_with_a_dot_and_be_long(backend: Backend) -> None:
+    store = backend.open()
     for key in (".hidden", "..a/...", "n" * 1024):
         await store.put(key, b"x")
         await store.append(f"{key[:1000]}.log", [b"x"])
     assert len(await store.list()) == 6
 
 
-async def test_what_is_put_comes_back_as_it_was(place: Place) -> None:
-    store = place.open()
+async def test_what_is_put_comes_back_as_it_was(backend: Backend) -> None:
+    store = backend.open()
     for data in (b"", b"x", bytes(range(256)), b"\n\n", b"z" * 3_000_000):
         assert await store.put("o", data)
         assert await store.get("o") == data
-        assert await place.open().get("o") == data
+        assert await backend.open().get("o") == data
     assert await store.get("other") is None
 
 
-async def test_many_are_returned_in_the_order_of_the_keys(place: Place) -> None:
-    store = place.open()
+async def test_many_are_returned_in_the_order_of_the_keys(backend: Backend) -> None:
+    store = backend.open()
     keys = [f"many/{number}" for number in range(700)]
     await asyncio.gather(*[store.put(key, key.encode()) for key in keys])
     keys_to_read = [*reversed(keys), "missing", keys[0], keys[0]]
@@ -112,57 +112,57 @@ async def test_many_are_returned_in_the_order_of_the_keys(place: Place) -> None:
     assert await store.get_many([]) == []
 
 
-async def test_of_many_who_put_only_what_is_new_one_wins(place: Place) -> None:
+async def test_of_many_who_put_only_what_is_new_one_wins(backend: Backend) -> None:
     for turn in range(5):
         names = [f"{turn} {number}".encode() for number in range(20)]
-        won = await asyncio.gather(*[place.open().put(f"race/{turn}", name, expect=MISSING) for name in names])
+        won = await asyncio.gather(*[backend.open().put(f"race/{turn}", name, expect=MISSING) for name in names])
         assert sum(stamp is not None for stamp in won) == 1
         winner = next(name for name, stamp in zip(names, won, strict=True) if stamp)
-        assert await place.open().get(f"race/{turn}") == winner
+        assert await backend.open().get(f"race/{turn}") == winner
 
 
 @pytest.mark.promise("between processes")
-async def test_of_many_processes_that_put_only_what_is_new_one_wins(place: Place) -> None:
-    others = [await place.other("put_new", "race", str(number)) for number in range(3)]
+async def test_of_many_processes_that_put_only_what_is_new_one_wins(backend: Backend) -> None:
+    others = [await backend.other("put_new", "race", str(number)) for number in range(3)]
     for other in others:
         assert await other.line() == "ready"
     for other in others:
-        await other.tell()
+        await other.send()
     won = [await other.line() for other in others]
     assert sorted(won) == ["False", "False", "True"]
-    assert await place.open().get("race") == str(won.index("True")).encode()
+    assert await backend.open().get("race") == str(won.index("True")).encode()
 
 
-async def test_a_reader_sees_the_old_bytes_or_the_new_and_nothing_between(place: Place) -> None:
+async def test_a_reader_sees_the_old_bytes_or_the_new_and_nothing_between(backend: Backend) -> None:
     size = 300_000
-    await place.open().put("o", b"a" * size)
+    await backend.open().put("o", b"a" * size)
     done = threading.Event()
 
     async def read() -> set[tuple[int, bytes]]:
-        store, seen = place.open(), set()
+        store, seen = backend.open(), set()
         while not done.is_set():
             data = await store.get("o")
             assert data is not None
             assert data == data[:1] * size
             seen.add((len(data), data[:1]))
             await asyncio.sleep(0)
-        await place.done_with(store)
+        await backend.done_with(store)
         return seen
 
     async def write() -> None:
-        store = place.open()
+        store = backend.open()
         for turn in range(60):
             await store.put("o", (b"b", b"a")[turn % 2] * size)
             await asyncio.sleep(0)
         done.set()
-        await place.done_with(store)
+        await backend.done_with(store)
 
     seen, _ = await asyncio.gather(in_a_thread(read), in_a_thread(write))
     assert seen <= {(size, b"a"), (size, b"b")}
 
 
-async def test_list_gives_the_key_itself_and_what_is_below_it_in_order(place: Place) -> None:
-    store = place.open()
+async def test_list_gives_the_key_itself_and_what_is_below_it_in_order(backend: Backend) -> None:
+    store = backend.open()
     beside = ["a!x", "a-b", "a.b", "a0", "ab", "b/a/c", "A/x"]
     below = ["a/b", "a/c/d", "a/c/e/f", "a/é", "a/~"]
     for key in [*beside, *below]:
@@ -177,8 +177,8 @@ async def test_list_gives_the_key_itself_and_what_is_below_it_in_order(place: Pl
     assert await store.list() == sorted([*beside, *below])
 
 
-async def test_folders_are_the_names_that_have_keys_below_them(place: Place) -> None:
-    store = place.open()
+async def test_folders_are_the_names_that_have_keys_below_them(backend: Backend) -> None:
+    store = backend.open()
     for key in [
         "top",
         "s/1/meta",
@@ -201,16 +201,16 @@ async def test_folders_are_the_names_that_have_keys_below_them(place: Place) -> 
     assert await store.folders("s/1") == []
 
 
-async def test_folders_are_found_among_many_keys(place: Place) -> None:
-    store = place.open()
+async def test_folders_are_found_among_many_keys(backend: Backend) -> None:
+    store = backend.open()
     await asyncio.gather(*[store.put(f"s/{number:03}/{part}", b"") for number in range(60) for part in range(7)])
     await asyncio.gather(*[store.put(f"s/leaf{number}", b"") for number in range(130)])
     assert await store.folders("s") == [f"{number:03}" for number in range(60)]
 
 
 @pytest.mark.promise("a key may also be a folder")
-async def test_a_key_may_have_keys_below_it(place: Place) -> None:
-    store = place.open()
+async def test_a_key_may_have_keys_below_it(backend: Backend) -> None:
+    store = backend.open()
     await store.put("a", b"1")
     await store.put("a/b", b"2")
     assert await store.list("a") == ["a", "a/b"]
@@ -218,8 +218,8 @@ async def test_a_key_may_have_keys_below_it(place: Place) -> None:
     assert await store.list() == []
 
 
-async def test_delete_takes_everything_below_and_nothing_beside(place: Place) -> None:
-    store = place.open()
+async def test_delete_takes_everything_below_and_nothing_beside(backend: Backend) -> None:
+    store = backend.open()
     for key in ["s/1/meta", "s/1/x/y", "s/1!", "s/10/meta", "s1"]:
         await store.put(key, b"x")
     await store.append("s/1/log", [b"x" * 50_000])
@@ -232,29 +232,29 @@ async def test_delete_takes_everything_below_and_nothing_beside(place: Place) ->
     assert await store.delete("s1") is True
 
 
-async def test_a_copy_has_the_bytes_and_outlives_its_source(place: Place) -> None:
-    store = place.open()
+async def test_a_copy_has_the_bytes_and_outlives_its_source(backend: Backend) -> None:
+    store = backend.open()
     data = bytes(range(256)) * 1000
     await store.put("a/blob", data)
     await store.copy("a/blob", "b/deep/blob")
     assert await store.get("b/deep/blob") == data
     assert await store.list() == ["a/blob", "b/deep/blob"]
     await store.delete("a")
-    assert await place.open().get("b/deep/blob") == data
+    assert await backend.open().get("b/deep/blob") == data
     await store.copy("b/deep/blob", "a/blob")
     await store.copy("b/deep/blob", "a/blob")
     assert await store.get("a/blob") == data
 
 
-async def test_a_copy_of_nothing_is_a_key_error_and_makes_nothing(place: Place) -> None:
-    store = place.open()
+async def test_a_copy_of_nothing_is_a_key_error_and_makes_nothing(backend: Backend) -> None:
+    store = backend.open()
     with pytest.raises(KeyError):
         await store.copy("a", "b")
     assert await store.list() == []
 
 
-async def test_a_stamp_stays_while_nothing_changes_and_differs_after_every_change(place: Place) -> None:
-    store, other = place.open(), place.open()
+async def test_a_stamp_stays_while_nothing_changes_and_differs_after_every_change(backend: Backend) -> None:
+    store, other = backend.open(), backend.open()
     seen = []
     for data in (b"1234", b"5678", b"9", b"1234"):
         await store.put("o", data)
@@ -274,8 +274,8 @@ async def test_a_stamp_stays_while_nothing_changes_and_differs_after_every_chang
     assert len(set(seen)) == len(seen)
 
 
-async def test_a_stamp_tells_when_the_key_was_written(place: Place) -> None:
-    store = place.open()
+async def test_a_stamp_tells_when_the_key_was_written(backend: Backend) -> None:
+    store = backend.open()
     before = time.time()
     await store.put("o", b"x")
     stamp = await store.stamp("o")
@@ -283,8 +283,8 @@ async def test_a_stamp_tells_when_the_key_was_written(place: Place) -> None:
     assert before - 1 <= stamp.modified <= time.time() + 1  # a file system's clock ticks in steps
 
 
-async def test_many_stamps_are_in_the_order_of_the_keys(place: Place) -> None:
-    store = place.open()
+async def test_many_stamps_are_in_the_order_of_the_keys(backend: Backend) -> None:
+    store = backend.open()
     for number in range(30):
         await store.put(f"o/{number}", b"x" * number)
     keys = [f"o/{number}" for number in range(29, -1, -1)]
@@ -293,8 +293,8 @@ async def test_many_stamps_are_in_the_order_of_the_keys(place: Place) -> None:
     assert await store.stamps([]) == []
 
 
-async def test_close_twice_is_harmless_and_the_store_can_be_used_again(place: Place) -> None:
-    store = place.open()
+async def test_close_twice_is_harmless_and_the_store_can_be_used_again(backend: Backend) -> None:
+    store = backend.open()
     await store.close()
     await store.put("o", b"x")
     await store.append("log", [b"1"])
@@ -305,8 +305,8 @@ async def test_close_twice_is_harmless_and_the_store_can_be_used_again(place: Pl
     assert await store.lock("l", wait=False)
 
 
-async def test_one_store_is_used_from_several_threads_with_their_own_loops(place: Place) -> None:
-    store = place.open()
+async def test_one_store_is_used_from_several_threads_with_their_own_loops(backend: Backend) -> None:
+    store = backend.open()
 
     async def work(number: int) -> None:
         for turn in range(20):

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from tests.support.stores import Listener, Place, in_a_thread
+from tests.support.stores import Backend, Listener, in_a_thread
 
 
-async def test_a_watcher_hears_what_was_and_then_what_comes(place: Place) -> None:
-    store = place.open()
+async def test_a_watcher_hears_what_was_and_then_what_comes(backend: Backend) -> None:
+    store = backend.open()
     await store.append("log", [b"1", b"2" * 50_000])
-    listener = Listener(place.open(), "log")
+    listener = Listener(backend.open(), "log")
     assert [await listener.next(), await listener.next()] == [(1, b"1"), (2, b"2" * 50_000)]
     for number in range(3, 20):
         await store.append("log", [b"%d" % number])
@@ -20,8 +20,8 @@ async def test_a_watcher_hears_what_was_and_then_what_comes(place: Place) -> Non
     await listener.stop()
 
 
-async def test_a_watcher_may_begin_in_the_middle_or_after_the_end(place: Place) -> None:
-    store = place.open()
+async def test_a_watcher_may_begin_in_the_middle_or_after_the_end(backend: Backend) -> None:
+    store = backend.open()
     await store.append("log", [b"1", b"2", b"3"])
     middle, live, later = (Listener(store, "log", seq) for seq in (2, 4, 6))
     assert [await middle.next(), await middle.next()] == [(2, b"2"), (3, b"3")]
@@ -34,10 +34,10 @@ async def test_a_watcher_may_begin_in_the_middle_or_after_the_end(place: Place) 
         await listener.stop()
 
 
-async def test_a_watcher_waits_for_a_log_that_is_not_there_yet(place: Place) -> None:
-    store = place.open()
+async def test_a_watcher_waits_for_a_log_that_is_not_there_yet(backend: Backend) -> None:
+    store = backend.open()
     await store.put("other/o", b"x")
-    first, second = Listener(store, "s/1/log"), Listener(place.open(), "s/1/log", 2)
+    first, second = Listener(store, "s/1/log"), Listener(backend.open(), "s/1/log", 2)
     await asyncio.sleep(0.1)
     await store.append("s/1/log", [b"1"])
     assert await first.next() == (1, b"1")
@@ -48,8 +48,8 @@ async def test_a_watcher_waits_for_a_log_that_is_not_there_yet(place: Place) -> 
     await second.stop()
 
 
-async def test_a_watcher_of_an_empty_log_hears_its_first_record(place: Place) -> None:
-    store = place.open()
+async def test_a_watcher_of_an_empty_log_hears_its_first_record(backend: Backend) -> None:
+    store = backend.open()
     await store.append("log", [])
     listener = Listener(store, "log")
     await asyncio.sleep(0.05)
@@ -59,10 +59,10 @@ async def test_a_watcher_of_an_empty_log_hears_its_first_record(place: Place) ->
     assert await listener.next() is None
 
 
-async def test_a_watch_ends_when_the_log_is_deleted(place: Place) -> None:
-    store = place.open()
+async def test_a_watch_ends_when_the_log_is_deleted(backend: Backend) -> None:
+    store = backend.open()
     await store.append("s/log", [b"1"])
-    at_work, idle = Listener(place.open(), "s/log"), Listener(store, "s/log", 5)
+    at_work, idle = Listener(backend.open(), "s/log"), Listener(store, "s/log", 5)
     assert await at_work.next() == (1, b"1")
     await asyncio.sleep(0.1)
     await store.delete("s")
@@ -70,10 +70,10 @@ async def test_a_watch_ends_when_the_log_is_deleted(place: Place) -> None:
     assert await idle.next() is None
 
 
-async def test_a_watcher_is_not_given_the_records_of_another_log_of_that_name(place: Place) -> None:
-    store = place.open()
+async def test_a_watcher_is_not_given_the_records_of_another_log_of_that_name(backend: Backend) -> None:
+    store = backend.open()
     await store.append("s/log", [b"old 1"])
-    listener, slow = Listener(place.open(), "s/log"), aiter(store.watch("s/log"))
+    listener, slow = Listener(backend.open(), "s/log"), aiter(store.watch("s/log"))
     assert await listener.next() == (1, b"old 1")
     assert await anext(slow) == (1, b"old 1")
     await store.delete("s")
@@ -82,9 +82,9 @@ async def test_a_watcher_is_not_given_the_records_of_another_log_of_that_name(pl
     assert await anext(slow, "ended") == "ended"
 
 
-async def test_a_watcher_keeps_up_with_many_records_at_once(place: Place) -> None:
-    store = place.open()
-    listener = Listener(place.open(), "log")
+async def test_a_watcher_keeps_up_with_many_records_at_once(backend: Backend) -> None:
+    store = backend.open()
+    listener = Listener(backend.open(), "log")
     records = [b"%d" % number + b"." * (number % 50) for number in range(1, 2001)]
     for start in range(0, 2000, 40):
         await store.append("log", records[start : start + 40])
@@ -92,19 +92,19 @@ async def test_a_watcher_keeps_up_with_many_records_at_once(place: Place) -> Non
     await listener.stop()
 
 
-async def test_a_watcher_in_another_thread_is_woken(place: Place) -> None:
-    store = place.open()
+async def test_a_watcher_in_another_thread_is_woken(backend: Backend) -> None:
+    store = backend.open()
     await store.append("log", [b"1"])
     listening = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     async def follow() -> list[tuple[int, bytes] | None]:
-        their_store = place.open()
+        their_store = backend.open()
         listener = Listener(their_store, "log")
         heard = [await listener.next()]
         loop.call_soon_threadsafe(listening.set)
         heard += [await listener.next(), await listener.next()]
-        await place.done_with(their_store)
+        await backend.done_with(their_store)
         return heard
 
     following = asyncio.ensure_future(in_a_thread(follow))
@@ -114,8 +114,8 @@ async def test_a_watcher_in_another_thread_is_woken(place: Place) -> None:
     assert (await following)[:2] == [(1, b"1"), (2, b"2")]
 
 
-async def test_a_watch_that_is_given_up_leaves_the_store_usable(place: Place) -> None:
-    store = place.open()
+async def test_a_watch_that_is_given_up_leaves_the_store_usable(backend: Backend) -> None:
+    store = backend.open()
     await store.append("log", [b"1"])
     for _ in range(30):
         listener = Listener(store, "log")
@@ -128,10 +128,10 @@ async def test_a_watch_that_is_given_up_leaves_the_store_usable(place: Place) ->
 
 
 @pytest.mark.promise("between processes")
-async def test_a_watcher_in_another_process_hears_what_comes_and_the_end(place: Place) -> None:
-    store = place.open()
+async def test_a_watcher_in_another_process_hears_what_comes_and_the_end(backend: Backend) -> None:
+    store = backend.open()
     await store.append("s/log", [b"before"])
-    other = await place.other("watch", "s/log")
+    other = await backend.other("watch", "s/log")
     assert await other.line() == "watching"
     assert await other.line() == f"1 {b'before'.hex()}"
     for number in range(2, 12):
@@ -142,17 +142,17 @@ async def test_a_watcher_in_another_process_hears_what_comes_and_the_end(place: 
 
 
 @pytest.mark.promise("between processes")
-async def test_what_another_process_appends_is_heard_here(place: Place) -> None:
-    listener = Listener(place.open(), "s/log")
-    other = await place.other("append", "s/log", "20", "theirs")
+async def test_what_another_process_appends_is_heard_here(backend: Backend) -> None:
+    listener = Listener(backend.open(), "s/log")
+    other = await backend.other("append", "s/log", "20", "theirs")
     assert await other.line() == "ready"
-    await other.tell()
+    await other.send()
     assert [await listener.next() for _ in range(20)] == [(at + 1, f"theirs {at}".encode()) for at in range(20)]
     await listener.stop()
 
 
-async def test_who_watches_can_give_up_at_any_moment(place: Place) -> None:
-    store = place.open()
+async def test_who_watches_can_give_up_at_any_moment(backend: Backend) -> None:
+    store = backend.open()
     await store.append("log", [b"1"])
 
     async def watch() -> None:
