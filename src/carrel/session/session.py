@@ -35,9 +35,8 @@ from carrel.execution.executor import (
 )
 from carrel.execution.results import closed_result, failed_result
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.session.call_handlers import WOULD_WAIT, CallHandlers
+from carrel.session.call_handlers import CLOSED, WOULD_WAIT, CallHandlers, LibraryAccess, library_module
 from carrel.session.checkpoints import Checkpoint, Checkpoints, ConversationBranch, fork_refused
-from carrel.session.library_access import CLOSED, LibraryAccess, library_module
 from carrel.session.options import (
     ContainerOptions,
     SandboxOptions,
@@ -124,7 +123,7 @@ class Session:
             last_message=self._last_message,
             redact=self._library.redact,
         )
-        self._call_handlers = CallHandlers(self._library.get, self._steps, executor)
+        self._call_handlers = CallHandlers(self._library, self._steps, executor)
         self._branch = ConversationBranch(self.id, storage, lambda: self.conversation)
         self._checkpoints = Checkpoints(executor, self._branch)
         self._run_lock = asyncio.Lock()
