@@ -1,4 +1,4 @@
-"""Artifacts as code inside saves and loads them: frames and figures become files here, and large ones go in pieces."""
+"""`artifacts` in running code: converts data frames and figures to files, and sends large artifacts in pieces."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from .host_calls import AttributeDict, HostCallClient, RemoteName, with_attribut
 from .host_errors import error_class
 
 PIECE = 4 * 1024 * 1024
-"""What goes to the host at once."""
+"""Bytes that are sent to the host at once."""
 _DEEPEST = 500
-_NO_PARQUET = 'a table is kept as Parquet, and pandas needs pyarrow for that; deps.add("pyarrow") installs it'
+_NO_PARQUET = 'tables are saved as Parquet, for which pandas needs pyarrow; deps.add("pyarrow") installs it'
 
 Steps = Generator[tuple[str, list[Any], dict[str, Any]], Any, Any]
-"""Yields what is to be asked of the host, is sent the answer, and returns the result: for code that waits and that
-awaits alike."""
+"""Yields calls to the host, gets their answers, and returns the result; the same for plain and awaited calls."""
 
 
 class Artifacts(RemoteName):
@@ -39,21 +38,21 @@ class Artifacts(RemoteName):
         steps = _STEPS.get(name)
         if steps is None:
             return _ArtifactCall(self._host, super().__getattr__(name)._name, self._files)
-        return _Stepping(self._host, self._name, steps, self._files)
+        return _CallSequence(self._host, self._name, steps, self._files)
 
     def __repr__(self) -> str:
         return f"<{self._name}: save(name, data), load(name), list(), get(name), exists(name), delete(name)>"
 
 
 class LocalFiles:
-    """Gives artifacts a `path` that opens here: one of the host's where it does, else that of a copy."""
+    """Gives artifacts a `path` that can be opened here: that of the host if possible, else that of a copy."""
 
     def __init__(self, host: HostCallClient, name: str) -> None:
         self._host, self._name = host, name
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def with_paths(self, value: Any) -> Any:
-        """The host's records of artifacts, as code gets them."""
+        """Return the host's entries of artifacts as code gets them."""
         if isinstance(value, list):
             return [self.with_paths(item) for item in value]
         record = with_attributes(value)
@@ -65,11 +64,11 @@ class LocalFiles:
         return ArtifactRecord({**record, "path": path}, self)
 
     def copy(self, name: str, path: str) -> None:
-        _Stepping(self._host, self._name, _copy_to, self)(name, path)
+        _CallSequence(self._host, self._name, _copy_to, self)(name, path)
 
 
 class ArtifactRecord(AttributeDict):
-    """What is known of an artifact; its `path` is a copy here, which is made when the path is read."""
+    """An entry of an artifact; its `path` is a copy that is made when the path is read."""
 
     def __init__(self, record: dict[str, Any], files: LocalFiles) -> None:
         super().__init__(record)
@@ -79,7 +78,7 @@ class ArtifactRecord(AttributeDict):
     def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)
         if key == "path" and not (self._is_copied and os.path.exists(value)):
-            # One that was deleted meanwhile has a path that does not open.
+            # The path of an artifact that was deleted meanwhile does not exist.
             with contextlib.suppress(FileNotFoundError):
                 self._files.copy(super().__getitem__("name"), value)
                 object.__setattr__(self, "_is_copied", True)
@@ -93,7 +92,7 @@ class ArtifactRecord(AttributeDict):
 
 
 class _ArtifactCall(RemoteName):
-    """A call of the host's that may return records of artifacts."""
+    """A call of the host that may return entries of artifacts."""
 
     __slots__ = ("_files",)
     _files: LocalFiles
@@ -112,8 +111,8 @@ class _ArtifactCall(RemoteName):
         return self._files.with_paths(await call)
 
 
-class _Stepping:
-    """A call that takes several questions."""
+class _CallSequence:
+    """A function that consists of several calls of the host."""
 
     def __init__(self, host: HostCallClient, name: str, steps: Callable[..., Steps], files: LocalFiles) -> None:
         self._host, self._name, self._steps, self._files = host, name, steps, files
@@ -123,13 +122,13 @@ class _Stepping:
         step: Callable[[], tuple[str, list[Any], dict[str, Any]]] = steps.__next__
         while True:
             try:
-                verb, asked, named = step()
+                method, args_, kwargs_ = step()
             except StopIteration as end:
                 return self._result(end.value)
             try:
-                answer = self._host.call(f"{self._name}.{verb}", {"args": asked, "kwargs": named})
-            except BaseException as problem:  # noqa: BLE001 - the steps see to it, and raise it again
-                step = _throwing(steps, problem)
+                answer = self._host.call(f"{self._name}.{method}", {"args": args_, "kwargs": kwargs_})
+            except BaseException as error:  # noqa: BLE001 - passed to the steps, which raise it again
+                step = _throwing(steps, error)
             else:
                 step = _sending(steps, answer)
 
@@ -140,13 +139,13 @@ class _Stepping:
         step: Callable[[], tuple[str, list[Any], dict[str, Any]]] = steps.__next__
         while True:
             try:
-                verb, asked, named = step()
+                method, args_, kwargs_ = step()
             except StopIteration as end:
                 return self._result(end.value)
             try:
-                answer = await self._host.call_async(f"{self._name}.{verb}", {"args": asked, "kwargs": named})
-            except BaseException as problem:  # noqa: BLE001 - the steps see to it, and raise it again
-                step = _throwing(steps, problem)
+                answer = await self._host.call_async(f"{self._name}.{method}", {"args": args_, "kwargs": kwargs_})
+            except BaseException as error:  # noqa: BLE001 - passed to the steps, which raise it again
+                step = _throwing(steps, error)
             else:
                 step = _sending(steps, answer)
 
@@ -158,8 +157,8 @@ def _sending(steps: Steps, answer: Any) -> Callable[[], tuple[str, list[Any], di
     return lambda: steps.send(answer)
 
 
-def _throwing(steps: Steps, problem: BaseException) -> Callable[[], tuple[str, list[Any], dict[str, Any]]]:
-    return lambda: steps.throw(problem)
+def _throwing(steps: Steps, error: BaseException) -> Callable[[], tuple[str, list[Any], dict[str, Any]]]:
+    return lambda: steps.throw(error)
 
 
 # --- saving ---------------------------------------------------------------------------------------------------------
@@ -167,55 +166,55 @@ def _throwing(steps: Steps, problem: BaseException) -> Callable[[], tuple[str, l
 
 def _save(name: str, data: Any, description: str = "", metadata: Any = None) -> Steps:
     if not isinstance(name, str):
-        _refused("")  # the class that this one is too
+        _write_error("")  # makes its base class
         raise error_class("ArtifactNameRefused", ["ArtifactWriteError", "ValueError"])(
-            f"artifacts.save(name, data): the name is a text like 'report.md' or 'plots/a.png', not a {_kind_of(name)}"
+            f"artifacts.save(name, data): the name must be a str such as 'report.md', not {_type_name(name)}"
         )
-    kind, form, pieces = _prepared(name, data)
-    about = {"kind": kind, "form": form, "description": description, "metadata": metadata}
+    kind, form, pieces = _encode(name, data)
+    details = {"kind": kind, "form": form, "description": description, "metadata": metadata}
     first = next(pieces, b"")
     second = next(pieces, None)
     if second is None:
-        return (yield "keep", [name, first], about)
-    number = yield "begin_upload", [name], about
+        return (yield "keep", [name, first], details)
+    upload = yield "begin_upload", [name], details
     try:
-        yield "upload", [number, first], {}
+        yield "upload", [upload, first], {}
         piece: bytes | None = second
         while piece is not None:
-            yield "upload", [number, piece], {}
+            yield "upload", [upload, piece], {}
             piece = next(pieces, None)
-        return (yield "end_upload", [number], {})
+        return (yield "end_upload", [upload], {})
     except GeneratorExit:
         raise
     except BaseException:
-        yield "drop_upload", [number], {}
+        yield "drop_upload", [upload], {}
         raise
 
 
-def _prepared(name: str, data: Any) -> tuple[str, str, Iterator[bytes]]:
-    """What kind of data it is, what it was made of, and its bytes."""
+def _encode(name: str, data: Any) -> tuple[str, str, Iterator[bytes]]:
+    """Return the kind of the data, the library of its type, and its bytes in pieces."""
     suffix = pathlib.PurePosixPath(str(name)).suffix.lower()
     if isinstance(data, str):
-        return "text", "", _cut(data.encode("utf-8", "surrogatepass"))
+        return "text", "", _split(data.encode("utf-8", "surrogatepass"))
     if isinstance(data, (bytes, bytearray, memoryview)):
-        return "bytes", "", _cut(bytes(data))
+        return "bytes", "", _split(bytes(data))
     if isinstance(data, os.PathLike):
         return "bytes", "", _read(open(data, "rb"), closes=True)
     if callable(getattr(data, "read", None)):
         text = isinstance(data, io.TextIOBase)
         return ("text" if text else "bytes"), "", _read(data, closes=False)
-    made = _frame(name, data, suffix) or _picture(data, suffix)
-    if made is not None:
-        kind, form, content = made
-        return kind, form, _cut(content)
-    _check(name, data, "data", 0)
+    encoded = _encode_frame(name, data, suffix) or _encode_picture(data, suffix)
+    if encoded is not None:
+        kind, form, content = encoded
+        return kind, form, _split(content)
+    _check_json(name, data, "data", 0)
     try:
-        return "json", "", _cut(json.dumps(data, indent=1, default=_number).encode("ascii"))
-    except (ValueError, TypeError, RecursionError) as problem:
-        raise _refused(f"{name} was not saved: it is no JSON data: {problem}") from None
+        return "json", "", _split(json.dumps(data, indent=1, default=_number).encode("ascii"))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _write_error(f"{name} was not saved: it is not JSON data: {error}") from None
 
 
-def _cut(data: bytes) -> Iterator[bytes]:
+def _split(data: bytes) -> Iterator[bytes]:
     if len(data) <= PIECE:
         yield data
         return
@@ -235,12 +234,12 @@ def _read(file: Any, closes: bool) -> Iterator[bytes]:
             file.close()
 
 
-def _kind_of(data: Any) -> str:
+def _type_name(data: Any) -> str:
     return f"{type(data).__module__}.{type(data).__qualname__}".removeprefix("builtins.")
 
 
-def _frame(name: object, data: Any, suffix: str) -> tuple[str, str, bytes] | None:
-    """A table of pandas or polars: as Parquet, or as the name's suffix says."""
+def _encode_frame(name: object, data: Any, suffix: str) -> tuple[str, str, bytes] | None:
+    """Encode a data frame as Parquet, or in the format of the name's suffix; None for other data."""
     library = type(data).__module__.partition(".")[0]
     if library == "pandas" and type(data).__name__ == "Series":
         data = data.to_frame()
@@ -257,13 +256,13 @@ def _frame(name: object, data: Any, suffix: str) -> tuple[str, str, bytes] | Non
     out = io.BytesIO()
     try:
         data.to_parquet(out) if pandas else data.write_parquet(out)
-    except ImportError as problem:
-        raise _refused(f"{name} was not saved: {_NO_PARQUET}") from problem
+    except ImportError as error:
+        raise _write_error(f"{name} was not saved: {_NO_PARQUET}") from error
     return "bytes", library, out.getvalue()
 
 
-def _picture(data: Any, suffix: str) -> tuple[str, str, bytes] | None:
-    """A figure of matplotlib or an image of Pillow: as PNG, or as the name's suffix says."""
+def _encode_picture(data: Any, suffix: str) -> tuple[str, str, bytes] | None:
+    """Encode a figure or an image as PNG, or in the format of the name's suffix; None for other data."""
     library = type(data).__module__.partition(".")[0]
     out = io.BytesIO()
     if library == "matplotlib":
@@ -272,8 +271,8 @@ def _picture(data: Any, suffix: str) -> tuple[str, str, bytes] | None:
             return None
         figure.savefig(out, format=suffix[1:] if suffix in (".svg", ".pdf", ".jpg", ".jpeg") else "png")
     elif library == "PIL" and callable(getattr(data, "save", None)):
-        named = {".jpg": "JPEG", ".jpeg": "JPEG", ".gif": "GIF", ".webp": "WEBP", ".bmp": "BMP", ".tiff": "TIFF"}
-        data.save(out, format=named.get(suffix, "PNG"))
+        formats = {".jpg": "JPEG", ".jpeg": "JPEG", ".gif": "GIF", ".webp": "WEBP", ".bmp": "BMP", ".tiff": "TIFF"}
+        data.save(out, format=formats.get(suffix, "PNG"))
     else:
         return None
     return "bytes", "", out.getvalue()
@@ -282,37 +281,37 @@ def _picture(data: Any, suffix: str) -> tuple[str, str, bytes] | None:
 _INSTEAD = {"numpy.ndarray": "; save its .tolist()"}
 
 
-def _check(name: object, data: Any, where: str, depth: int) -> None:
+def _check_json(name: object, data: Any, path: str, depth: int) -> None:
     if data is None or isinstance(data, (bool, int, float, str)):
         return
     if depth > _DEEPEST:
-        raise _refused(f"{name} was not saved: {where[:80]}… is nested too deeply, or contains itself")
+        raise _write_error(f"{name} was not saved: {path[:80]}… is nested too deeply, or contains itself")
     if isinstance(data, dict):
         for key, value in data.items():
             if not isinstance(key, str):
-                raise _refused(
-                    f"{name} was not saved: {where} has the key {key!r}, and keys of JSON data are texts: str({key!r})"
+                raise _write_error(
+                    f"{name} was not saved: {path} has the key {key!r}, and keys of JSON data are str; use str({key!r})"
                 )
-            _check(name, value, f"{where}[{key!r}]", depth + 1)
+            _check_json(name, value, f"{path}[{key!r}]", depth + 1)
     elif isinstance(data, (list, tuple)):
         for number, value in enumerate(data):
-            _check(name, value, f"{where}[{number}]", depth + 1)
+            _check_json(name, value, f"{path}[{number}]", depth + 1)
     elif _number(data) is None:
-        raise _refused(
-            f"{name} was not saved: {where} is a {_kind_of(data)}. What is kept is text, bytes, files (a Path, or one"
-            f" that is open), JSON data, DataFrames and figures{_INSTEAD.get(_kind_of(data), '')}"
+        raise _write_error(
+            f"{name} was not saved: {path} is a {_type_name(data)}; save str, bytes, a file (a Path or an open file),"
+            f" JSON data, a DataFrame or a figure{_INSTEAD.get(_type_name(data), '')}"
         )
 
 
 def _number(data: Any) -> bool | int | float | None:
-    """What NumPy calls a number of its own, as sums and counts of tables are; None of anything else."""
+    """Return a number of NumPy as one of Python; None for other data."""
     if type(data).__module__ != "numpy" or getattr(data, "ndim", 1) != 0:
         return None
     number = data.item()
     return number if isinstance(number, (bool, int, float)) else None
 
 
-def _refused(message: str) -> Exception:
+def _write_error(message: str) -> Exception:
     return error_class("ArtifactWriteError", ["OSError"])(message)
 
 
@@ -332,16 +331,16 @@ def _load(name: str) -> Steps:
             parts.append(piece)
             size += len(piece)
         data = b"".join(parts)
-    return _as_it_was(found["kind"], found["form"], data)
+    return _decode(found["kind"], found["form"], data)
 
 
-def _as_it_was(kind: str, form: str, data: bytes) -> Any:
+def _decode(kind: str, form: str, data: bytes) -> Any:
     if form in ("pandas", "polars"):
         frames = importlib.import_module(form)
         try:
             return frames.read_parquet(io.BytesIO(data))
-        except ImportError as problem:
-            raise error_class("ArtifactReadError", ["OSError"])(f"it was not loaded: {_NO_PARQUET}") from problem
+        except ImportError as error:
+            raise error_class("ArtifactReadError", ["OSError"])(f"it was not loaded: {_NO_PARQUET}") from error
     if kind == "bytes":
         return data
     text = data.decode("utf-8", "surrogatepass")
@@ -349,7 +348,7 @@ def _as_it_was(kind: str, form: str, data: bytes) -> Any:
 
 
 def _copy_to(name: str, path: Any) -> Steps:
-    """Write an artifact to a file here without holding it; returns the file's path."""
+    """Write an artifact to a file in pieces; return the path of the file."""
     found = yield "fetch", [name], {}
     target = pathlib.Path(path)
     if target.is_dir():
@@ -369,5 +368,5 @@ def _copy_to(name: str, path: Any) -> Steps:
 
 
 _STEPS: dict[str, Callable[..., Steps]] = {"save": _save, "load": _load, "copy_to": _copy_to}
-for _verb, _steps in _STEPS.items():
-    _steps.__qualname__ = f"artifacts.{_verb}"  # what Python calls it when its arguments do not fit
+for _name, _steps in _STEPS.items():
+    _steps.__qualname__ = f"artifacts.{_name}"  # shown by Python when the arguments do not match

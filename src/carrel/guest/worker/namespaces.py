@@ -1,4 +1,4 @@
-"""The names that code finds: `tools`, `workflows`, `skills`, `artifacts`, `deps`, and what else the host answers."""
+"""The names for calls of the host: `tools`, `workflows`, `skills`, `artifacts`, `deps` and others."""
 
 from __future__ import annotations
 
@@ -12,60 +12,60 @@ from .artifacts import Artifacts
 from .host_calls import HostCallClient, RecordCall, RemoteName
 from .workflows import Workflows
 
-_VERBS = ("describe", "list", "search")
-_WAYS = ("call_async", "call_sync", "list")
+_TOOLS_METHODS = ("describe", "list", "search")
+_CALL_METHODS = ("call_async", "call_sync", "list")
 _FRESH = 1.0
-"""Seconds for which a name that the host has confirmed is not asked for again."""
+"""Seconds for which a name that the host has confirmed is not checked again."""
 
 
 def namespaces(host: HostCallClient, names: Iterable[str], builtins: Any) -> dict[str, Any]:
-    """One object for each name; `skills` is the same object as `workflows`."""
-    given: dict[str, Any] = {}
-    whole = list(names)
-    asked = list(dict.fromkeys(name.partition(".")[0] for name in whole))
-    for name in asked:
-        given[name] = _KINDS.get(name, RemoteName)(host, name)
-    if "tools._names" in whole:
-        given["tools"] = Tools(host, "tools", ToolNames(host))
-    called = [name for name in ("workflows", "skills") if name in asked]
-    if called:
-        workflows = Workflows(host, called[0], builtins, given)
-        given.update(dict.fromkeys(called, workflows))
-    return given
+    """Return an object for each name; `skills` is the same object as `workflows`."""
+    found: dict[str, Any] = {}
+    full_names = list(names)
+    words = list(dict.fromkeys(name.partition(".")[0] for name in full_names))
+    for name in words:
+        found[name] = _KINDS.get(name, RemoteName)(host, name)
+    if "tools._names" in full_names:
+        found["tools"] = Tools(host, "tools", ToolNames(host))
+    both = [name for name in ("workflows", "skills") if name in words]
+    if both:
+        workflows = Workflows(host, both[0], builtins, found)
+        found.update(dict.fromkeys(both, workflows))
+    return found
 
 
 class Deps(RemoteName):
-    """`deps`: what is installed can be imported at once."""
+    """`deps`: packages can be imported as soon as they are installed."""
 
     __slots__ = ()
 
     def __getattr__(self, name: str) -> RemoteName:
-        asked = super().__getattr__(name)
-        return _Installing(asked._host, asked._name) if name in ("add", "remove", "sync") else asked
+        call = super().__getattr__(name)
+        return _InstallCall(call._host, call._name) if name in ("add", "remove", "sync") else call
 
 
-class _Installing(RecordCall):
-    """A call after which other packages are there."""
+class _InstallCall(RecordCall):
+    """A call that changes the installed packages."""
 
     __slots__ = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return self._told(super().__call__(*args, **kwargs))
+            return self._print_failures(super().__call__(*args, **kwargs))
         finally:
             importlib.invalidate_caches()
 
     def call_async(self, *args: Any, **kwargs: Any) -> Any:
-        return self._then(super().call_async(*args, **kwargs))
+        return self._later(super().call_async(*args, **kwargs))
 
-    async def _then(self, call: Any) -> Any:
+    async def _later(self, call: Any) -> Any:
         try:
-            return self._told(await call)
+            return self._print_failures(await call)
         finally:
             importlib.invalidate_caches()
 
-    def _told(self, report: Any) -> Any:
-        """The report; what failed is said besides, for the import that follows would say less."""
+    def _print_failures(self, report: Any) -> Any:
+        """Print what failed, because the error of the import that follows would say less; return the report."""
         if isinstance(report, dict) and report.get("failed"):
             print(f"{self._name}: {report.get('message') or report['failed']}", file=sys.stderr)
         return report
@@ -75,7 +75,7 @@ class _Installing(RecordCall):
 
 
 class ToolNames:
-    """Which tools and recipes there are, so that an unknown name is an error as soon as it is written."""
+    """The names of tools and recipes, so that an unknown one is an error before it is called."""
 
     def __init__(self, host: HostCallClient) -> None:
         self._host = host
@@ -83,7 +83,7 @@ class ToolNames:
         self._since = 0.0
 
     def check(self, name: str) -> None:
-        """`ToolNotFoundError`, which is an AttributeError, for a name that the host does not know."""
+        """Raise `ToolNotFoundError`, which is an AttributeError, for a name that the host does not know."""
         if monotonic() > self._since + _FRESH:
             self._names, self._since = set(), monotonic()
         if name not in self._names:
@@ -91,43 +91,43 @@ class ToolNames:
 
 
 class Tools(RemoteName):
-    """`tools`, and what is below it."""
+    """`tools`, and each tool and recipe."""
 
     __slots__ = ("_names",)
     _names: ToolNames | None
 
     def __init__(self, host: HostCallClient, name: str, names: ToolNames | None = None) -> None:
-        """Without `names`, every name is taken to be one, and the call shows whether it is."""
+        """Without `names`, any name is accepted, and the call shows whether it exists."""
         super().__init__(host, name)
         object.__setattr__(self, "_names", names)
 
     def __getattr__(self, name: str) -> RemoteName:
-        asked = super().__getattr__(name)
-        if (name in _VERBS and not self._word) or (name == "list" and "." not in self._word):
-            return RecordCall(asked._host, asked._name)
+        child = super().__getattr__(name)
+        if (name in _TOOLS_METHODS and not self._word) or (name == "list" and "." not in self._word):
+            return RecordCall(child._host, child._name)
         if self._names is not None:
             if name.startswith("_"):
                 raise AttributeError(f"{self._name} has no {name}")
-            self._names.check(asked._name.partition(".")[2])
-        return Tools(asked._host, asked._name, self._names)
+            self._names.check(child._name.partition(".")[2])
+        return Tools(child._host, child._name, self._names)
 
     def __dir__(self) -> list[str]:
-        """What `dir(tools)` and `dir(tools.curl)` show."""
+        """Return the names for `dir(tools)` and `dir(tools.curl)`."""
         if not self._word:
-            return sorted({*_VERBS, *(str(each["name"]).partition(".")[0] for each in self._listed())})
-        return sorted({*_WAYS, *(str(each["name"]).partition(".")[0] for each in self._recipes())})
+            return sorted({*_TOOLS_METHODS, *(str(each["name"]).partition(".")[0] for each in self._listed())})
+        return sorted({*_CALL_METHODS, *(str(each["name"]).partition(".")[0] for each in self._recipes())})
 
     @property
-    def __doc__(self) -> str:  # type: ignore[override]  # asked for when somebody looks, and not before
-        """What `help(tools.curl.get)` shows."""
+    def __doc__(self) -> str:  # type: ignore[override]  # loaded when it is read
+        """The text of `help(tools.curl.get)`."""
         group, _, recipe = self._word.partition(".")
         if recipe:
-            shown = [in_full(each) for each in self._recipes() if each["name"] == recipe]
+            shown = [details_of(each) for each in self._recipes() if each["name"] == recipe]
         elif group:
-            own = [in_full(each) for each in self._listed() if each["name"] == group]
-            shown = [*own, *(in_a_line(each) for each in self._recipes())]
+            own = [details_of(each) for each in self._listed() if each["name"] == group]
+            shown = [*own, *(summary_line(each) for each in self._recipes())]
         else:
-            shown = [in_a_line(call) for each in self._listed() for call in calls_of(each)]
+            shown = [summary_line(call) for each in self._listed() for call in calls_of(each)]
         return "\n".join(shown) or f"{self._name}, on the host"
 
     @property
@@ -135,14 +135,14 @@ class Tools(RemoteName):
         return self._name.partition(".")[2]
 
     def _recipes(self) -> list[dict[str, Any]]:
-        """What can be called below the tool that this name is in, or is."""
+        """Return the recipes of the tool that this name is, or is below."""
         group = self._word.partition(".")[0]
         return [recipe for each in self._listed() if each["name"] == group for recipe in each["recipes"]]
 
     def _listed(self) -> list[dict[str, Any]]:
         try:
             found = self._host.call("tools.list", {"args": [], "kwargs": {}})
-        except Exception:  # noqa: BLE001 - looking at an object raises nothing, whatever the host says
+        except Exception:  # noqa: BLE001 - inspecting an object must not raise
             return []
         return [{"recipes": [], **each} for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
@@ -153,20 +153,20 @@ class Tools(RemoteName):
 
 
 def calls_of(tool: dict[str, Any]) -> list[dict[str, Any]]:
-    """What of a tool can be called, as `tools.list` gives it: itself, if it can be, and its recipes."""
+    """Return what can be called of an entry of `tools.list`: the tool itself, if it can be, and its recipes."""
     own = [tool] if "signature" in tool or "error" in tool else []
     return [*own, *tool.get("recipes", ())]
 
 
-def in_full(tool: dict[str, Any]) -> str:
-    """A tool as `tools.list` gives it, for somebody who wants to call it."""
+def details_of(tool: dict[str, Any]) -> str:
+    """Return signature, description and parameters of an entry of `tools.list`."""
     lines = [f"tools.{tool.get('signature', tool['name'])}", str(tool.get("error") or tool.get("description", ""))]
     lines += [f"  {each['name']}: {each['description']}" for each in tool.get("parameters", ()) if each["description"]]
     return "\n".join(line for line in lines if line.strip())
 
 
-def in_a_line(tool: dict[str, Any]) -> str:
-    """The same for somebody who looks for one: the first sentence, unless it tells what is wrong."""
+def summary_line(tool: dict[str, Any]) -> str:
+    """Return signature and first sentence of an entry of `tools.list`, or its error."""
     call = f"tools.{tool.get('signature', tool['name'])}"
     about = str(tool.get("error") or tool.get("description", "").partition(". ")[0]).partition("\n")[0]
     return f"{call}  # {about}" if about else call

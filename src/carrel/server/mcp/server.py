@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError
 from carrel.errors import CarrelError, DependencyError, ForkRefused, WorkflowNotFoundError
 from carrel.execution.executor import ExecutionResult, Output
 from carrel.guest.worker import values
-from carrel.guest.worker.namespaces import calls_of, in_a_line, in_full
+from carrel.guest.worker.namespaces import calls_of, details_of, summary_line
 from carrel.library.prompt import artifact_line, workflow_line
 from carrel.server.mcp.results import (
     MAX_TEXT,
@@ -135,13 +135,13 @@ class SessionTools:
         tools = await self._session.list_tools()
         # The signatures contain the parameters; with hundreds of tools, their descriptions would be too long.
         brief = [{**_brief(tool), "recipes": [_brief(recipe) for recipe in tool["recipes"]]} for tool in tools]
-        return list_result((in_a_line(call) for tool in tools for call in calls_of(tool)), brief, "(no tools)")
+        return list_result((summary_line(call) for tool in tools for call in calls_of(tool)), brief, "(no tools)")
 
     async def search_tools(self, query: Query, limit: Limit = 10) -> CallToolResult:
         """Return the best matching tools, with the descriptions of their parameters."""
         tools = await self._session.search_tools(query, limit)
         return list_result(
-            (f"{in_full(call)}\n" for tool in tools for call in calls_of(tool)), tools, "(no tool matches)"
+            (f"{details_of(call)}\n" for tool in tools for call in calls_of(tool)), tools, "(no tool matches)"
         )
 
     async def list_workflows(self) -> CallToolResult:

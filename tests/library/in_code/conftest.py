@@ -1,4 +1,4 @@
-"""A library on a folder, and executors of every kind whose code finds it as `workflows`, `skills` and `artifacts`."""
+"""A library in a folder, and executors of every kind whose code uses it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ from carrel.library.workflows import WorkflowLibrary
 from carrel.storage.files.store import FileStore
 from tests.execution.kinds import KINDS, make
 
-IN_CONTAINERS = frozenset(
-    ("test_data_comes_back_as_it_was_saved_here_and_on_the_host", "test_by_name_by_attribute_and_by_invoke")
-)
-"""The rest is tried in containers by `make soak`."""
+IN_CONTAINERS = frozenset(("test_data_are_loaded_as_they_were_saved", "test_call_by_attribute_and_by_invoke"))
+"""The other tests run in containers with `make soak`."""
 
 NOT_IN_CONTAINERS = frozenset(
     (
-        "test_a_frame_becomes_parquet_and_comes_back_as_a_frame",
-        "test_without_pyarrow_it_is_said_what_to_install",
-        "test_numbers_of_a_table_are_numbers",
-        "test_a_figure_becomes_png",
+        "test_a_data_frame_is_saved_as_parquet",
+        "test_without_pyarrow_the_error_says_what_to_install",
+        "test_numpy_numbers",
+        "test_a_figure_is_saved_as_png",
     )
 )
 """The image that the tests pack has no NumPy, no pandas and no matplotlib."""
@@ -42,35 +40,35 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @dataclass
-class Inside:
+class CodeSession:
     """One session's Python and the library it finds."""
 
     executor: Executor
     workflows: WorkflowLibrary
     artifacts: ArtifactStore
     calls: list[str]
-    """The names of what was asked of the host, in order."""
+    """The names of the calls of the host, in order."""
 
     async def run(self, code: str, timeout: float | None = 60) -> ExecutionResult:
         return await self.executor.run(code, timeout=timeout)
 
     async def value(self, code: str) -> Any:
-        """What the code comes to; it must not fail."""
+        """Return the value of code that must not fail."""
         result = await self.run(code)
         assert result.error is None, result.error
         return result.value
 
 
-Begin = Callable[..., Inside]
+Begin = Callable[..., CodeSession]
 
 
 @pytest.fixture
 async def begin(executor_kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Begin]:
-    """`begin(tools=handler)` gives a session; all that it began is closed after the test."""
-    made: list[Inside] = []
+    """`begin(tools=handler)` starts a session, which is closed after the test."""
+    made: list[CodeSession] = []
     engine = {"docker_host": request.getfixturevalue("docker_engine")} if executor_kind == "container" else {}
 
-    def beginning(**more: Handler) -> Inside:
+    def beginning(**more: Handler) -> CodeSession:
         store = FileStore(tmp_path / "base")
         workflows, artifacts, calls = WorkflowLibrary(store), ArtifactStore(store), list[str]()
 
@@ -84,16 +82,16 @@ async def begin(executor_kind: str, tmp_path: Path, request: pytest.FixtureReque
         handlers = {"workflows": workflows.handle, "skills": workflows.handle, "artifacts": artifacts.handle, **more}
         noted = {name: noting(handler) for name, handler in handlers.items()}
         executor = make(executor_kind, handlers=noted, grace=30.0, **engine)
-        made.append(Inside(executor, workflows, artifacts, calls))
+        made.append(CodeSession(executor, workflows, artifacts, calls))
         return made[-1]
 
     yield beginning
-    for inside in made:
-        await asyncio.wait_for(inside.executor.close(), 60)
-        await inside.workflows.close()
-        await inside.artifacts.close()
+    for session in made:
+        await asyncio.wait_for(session.executor.close(), 60)
+        await session.workflows.close()
+        await session.artifacts.close()
 
 
 @pytest.fixture
-def inside(begin: Begin) -> Inside:
+def session(begin: Begin) -> CodeSession:
     return begin()
