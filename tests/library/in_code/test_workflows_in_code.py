@@ -240,7 +240,7 @@ async def test_a_syntax_error_has_its_line_in_the_traceback(session: CodeSession
     result = await session.run("workflows.create('w', 'def run(:', 'd')")
     assert result.error_type == "WorkflowSyntaxError"
     assert "the source of w is not valid Python: line 1" in (result.error or "")
-    code = "try:\n    workflows.create('w', 'def run(:', 'd')\nexcept SyntaxError as e:\n    found = e.msg, str(e)\nfound"
+    code = "try:\n    workflows.create('w', 'def run(:', 'd')\nexcept SyntaxError as e:\n    x = e.msg, str(e)\nx"
     message, text = await session.value(code)
     assert message == text
     assert message.startswith("the source of w is not valid Python: line 1")
