@@ -1,4 +1,4 @@
-"""`carrel serve` and `carrel keys` as they are typed."""
+"""`carrel serve` and `carrel keys` on the command line."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_port_that_is_taken(carrel: Carrel, tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         assert str(port) in carrel("serve", "--port", port, "--data", tmp_path / "data", code=3).stderr
     kept = carrel("keys", "list", "--data", tmp_path / "data", "--json").stdout
-    assert json.loads(kept) == [], "a key that nobody was shown is of no use"
+    assert json.loads(kept) == [], "a key that was not shown is of no use"
 
 
 def test_a_second_ctrl_c_ends_it_without_a_traceback(environment: dict[str, str], tmp_path: Path) -> None:
@@ -54,9 +54,9 @@ def test_a_second_ctrl_c_ends_it_without_a_traceback(environment: dict[str, str]
         server = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
     try:
         assert server.stdout is not None
-        told = json.loads(server.stdout.readline())
-        headers = {"Authorization": f"Bearer {told['key']}"}
-        with httpx.Client(base_url=told["url"], headers=headers, timeout=60) as client:
+        printed = json.loads(server.stdout.readline())
+        headers = {"Authorization": f"Bearer {printed['key']}"}
+        with httpx.Client(base_url=printed["url"], headers=headers, timeout=60) as client:
             session = client.post("/sessions", json={}, headers={"Prefer": "wait=50"}).json()["session_id"]
             with client.stream("GET", f"/sessions/{session}/events"):
                 server.send_signal(signal.SIGINT)
@@ -87,7 +87,7 @@ def test_a_key_is_made_once(new_server: NewServer) -> None:
         assert client.get("/sessions").status_code == 200
 
 
-def test_keys_may_lie_elsewhere(carrel: Carrel, new_server: NewServer, tmp_path: Path) -> None:
+def test_keys_in_another_folder(carrel: Carrel, new_server: NewServer, tmp_path: Path) -> None:
     key = carrel("keys", "add", "ann", "--data", tmp_path / "keys").stdout.strip()
     server = new_server("--keys", tmp_path / "keys")
     assert not server.key, "there is one, so none was made"

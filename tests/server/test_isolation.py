@@ -1,4 +1,4 @@
-"""Two users never see each other's sessions, files or jobs, by any route: every route there is, is walked."""
+"""Users never see each other's sessions, files or jobs: every route of the API is tried."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def hers(server: ServerProcess) -> Iterator[dict[str, str]]:
     with server.client() as client:
         session = create_session(client, dataset="demo", sample_id="calc-1", files={"secret": SECRET})
         interaction = run_command(client, session, "cat secret")["interaction_id"]
-        said = [{"role": "user", "content": [{"type": "text", "text": SECRET}]}]
-        client.post(f"/sessions/{session}/conversation", json={"messages": said})
+        messages = [{"role": "user", "content": [{"type": "text", "text": SECRET}]}]
+        client.post(f"/sessions/{session}/conversation", json={"messages": messages})
         job = client.post(f"/sessions/{session}/verify", headers={"Prefer": "wait=55"}).json()["job_id"]
         point = client.post(f"/sessions/{session}/checkpoints", json={"label": SECRET}).json()["id"]
         ids = {"session_id": session, "interaction_id": interaction, "job_id": job, "checkpoint_id": point}
@@ -67,26 +67,28 @@ def routes(server: ServerProcess) -> list[tuple[str, str]]:
     ]
 
 
-def asked(client: httpx.Client, method: str, path: str, values: dict[str, str]) -> httpx.Response:
+def send(client: httpx.Client, method: str, path: str, values: dict[str, str]) -> httpx.Response:
     body = BODIES.get((method, path))
     address = path.format(**values, dataset="demo", sample_id="calc-1")
     given = {"content": body} if isinstance(body, bytes) else {"json": body} if body is not None else {}
     return client.request(method, address, **given)
 
 
-def test_somebody_elses_is_as_if_it_were_not_there(server: ServerProcess, hers: dict[str, str]) -> None:
+def test_another_users_session_does_not_exist_for_any_route(server: ServerProcess, hers: dict[str, str]) -> None:
     walked = routes(server)
     nothing = {**hers, "session_id": "0" * 32, "approval_id": f"{'0' * 32}.{'0' * 32}"}
     with server.client(server.add_key("intruder")) as other:
         for method, path in walked:
             if path in WITHOUT_SESSION:
                 continue
-            answer = asked(other, method, path, hers)
+            answer = send(other, method, path, hers)
             assert answer.status_code == 404, (method, path, answer.text)
             assert SECRET not in answer.text
-            missing = asked(other, method, path, nothing)
-            told = answer.text.replace(hers["session_id"], nothing["session_id"])
-            assert (missing.status_code, missing.text) == (404, told), "nor is it told that there is one"
+            missing = send(other, method, path, nothing)
+            expected_text = answer.text.replace(hers["session_id"], nothing["session_id"])
+            assert (missing.status_code, missing.text) == (404, expected_text), (
+                "the answer does not reveal that it exists"
+            )
         assert other.get("/sessions").json()["sessions"] == []
         assert hers["session_id"] not in other.get("/metrics").text
     assert len(walked) > 20
@@ -101,9 +103,9 @@ def test_without_a_key_nothing_but_health_is_answered(server: ServerProcess, her
     key = server.key
     for given in (None, "Bearer wrong", f"Bearer {key[:-1]}", f"Bearer {key}x", f"Basic {key}", key):
         headers = {} if given is None else {"Authorization": given}
-        with httpx.Client(base_url=server.url, headers=headers, timeout=60) as nobody:
+        with httpx.Client(base_url=server.url, headers=headers, timeout=60) as stranger:
             for method, path in routes(server)[:: 1 if given is None else 9]:
-                answer = asked(nobody, method, path, hers)
+                answer = send(stranger, method, path, hers)
                 if path == "/health":
                     assert answer.status_code == 200
                     continue
@@ -120,7 +122,7 @@ def test_too_many_wrong_keys_have_to_wait(new_server: Any) -> None:
     assert codes[0] == 401
     assert codes[-1] == 429
     with server.client() as client:
-        assert client.get("/sessions").status_code == 200, "who has a key is not held up by them"
+        assert client.get("/sessions").status_code == 200, "a valid key is not affected"
 
 
 def test_a_key_that_is_revoked_is_refused_while_the_server_runs(server: ServerProcess) -> None:

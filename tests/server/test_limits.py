@@ -1,4 +1,4 @@
-"""What comes to an end, and what is refused: time, numbers, sizes, and samples that cannot be made ready."""
+"""Limits of a server: sessions, times, sizes, executors started in advance, and samples that cannot be prepared."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.support.server_process import ServerProcess, create_session, descenda
 
 def ended(client: httpx.Client, session: str) -> dict[str, Any]:
     until = time.monotonic() + 60
-    while (told := client.get(f"/sessions/{session}").json())["status"] in ("creating", "ready"):
-        assert time.monotonic() < until, told
+    while (received := client.get(f"/sessions/{session}").json())["status"] in ("creating", "ready"):
+        assert time.monotonic() < until, received
         time.sleep(0.02)
-    return dict(told)
+    return dict(received)
 
 
-def test_no_more_sessions_than_there_is_room_for(new_server: NewServer) -> None:
+def test_the_maximum_number_of_sessions(new_server: NewServer) -> None:
     server = new_server("--max-sessions", 2)
     with server.client() as client:
         first = create_session(client)
@@ -39,13 +39,13 @@ def test_no_more_sessions_than_there_is_room_for(new_server: NewServer) -> None:
         create_session(client)
 
 
-def test_a_warm_place_is_as_fresh_as_any(new_server: NewServer) -> None:
+def test_a_prewarmed_executor_is_as_fresh_as_any(new_server: NewServer) -> None:
     server = new_server("--prewarmed", 1)
     with server.client() as client:
         for number in range(4):
             session = create_session(client, dataset="demo", sample_id="calc-1")
-            told = run_command(client, session, "ls; cat /tmp/mine")
-            assert (told["stdout"], told["exit_code"]) == ("README.md\ncalc.py\ntests\n", 1)
+            received = run_command(client, session, "ls; cat /tmp/mine")
+            assert (received["stdout"], received["exit_code"]) == ("README.md\ncalc.py\ntests\n", 1)
             run_command(client, session, f"echo {number} > /tmp/mine; touch new; rm README.md")
             job = client.post(f"/sessions/{session}/verify", headers={"Prefer": "wait=55"}).json()
             assert job["result"]["suite_ran"]
@@ -53,7 +53,7 @@ def test_a_warm_place_is_as_fresh_as_any(new_server: NewServer) -> None:
         assert client.get("/metrics").text.count("carrel_sessions_alive 0.0") == 1
 
 
-def test_a_warm_place_that_died_is_given_to_nobody(new_server: NewServer) -> None:
+def test_a_prewarmed_executor_that_died_is_not_used(new_server: NewServer) -> None:
     server = new_server("--prewarmed", 1)
 
     def others() -> set[int]:
@@ -65,14 +65,14 @@ def test_a_warm_place_that_died_is_given_to_nobody(new_server: NewServer) -> Non
         client.delete(f"/sessions/{create_session(client, dataset='demo', sample_id='calc-1')}")
         until = time.monotonic() + 60
         while not (kept := others() - without):
-            assert time.monotonic() < until, "no place was kept for a sample that was asked for twice"
+            assert time.monotonic() < until, "no executor was prewarmed for a sample that was requested twice"
             time.sleep(0.02)
         time.sleep(0.3)
         killed = others() - without | kept
         for pid in killed:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        while killed & others():  # one that is dying cannot be told from one that lives
+        while killed & others():  # one that is dying cannot be distinguished from one that lives
             assert time.monotonic() < until, "what was killed is still there"
             time.sleep(0.02)
         session = create_session(client, dataset="demo", sample_id="calc-1")
@@ -80,7 +80,7 @@ def test_a_warm_place_that_died_is_given_to_nobody(new_server: NewServer) -> Non
         assert done["exit_code"] == 0, done
 
 
-def test_for_samples_that_are_asked_for_once_no_place_is_kept(new_server: NewServer) -> None:
+def test_no_executor_is_prewarmed_for_samples_requested_once(new_server: NewServer) -> None:
     server = new_server()
     with server.client() as client:
 
@@ -96,8 +96,8 @@ def test_for_samples_that_are_asked_for_once_no_place_is_kept(new_server: NewSer
             return seen[-1]
 
         alone = settled("calc-1", 1, 1000)
-        # The place of the next session is built ahead, whatever sample that will be of, and goes when something is
-        # mounted on this machine: an init and a worker, or nobody.
+        # The sandbox of the next session is prepared in advance for any sample, and discarded when something is
+        # mounted on this machine: an init and a worker, or no process.
         ahead = 2
         settled("slug-1", alone, alone + ahead)
         settled("spans-1", alone, alone + ahead)
@@ -126,12 +126,12 @@ def test_closed_while_its_command_runs(client: httpx.Client) -> None:
     queued = client.post(f"/sessions/{session}/exec", json={"command": "echo never"}).json()
     client.delete(f"/sessions/{session}")
     for each in (begun, queued):
-        told = client.get(f"/sessions/{session}/interactions/{each['interaction_id']}").json()
-        assert told["exit_code"] == -1000
-        assert "closed" in told["message"]
+        received = client.get(f"/sessions/{session}/interactions/{each['interaction_id']}").json()
+        assert received["exit_code"] == -1000
+        assert "closed" in received["message"]
 
 
-def test_its_time_can_be_changed(client: httpx.Client) -> None:
+def test_the_time_of_a_session_can_be_changed(client: httpx.Client) -> None:
     session = create_session(client, ttl_minutes=1)
     before = client.get(f"/sessions/{session}").json()["expires_at"]
     changed = client.patch(f"/sessions/{session}", json={"ttl_minutes": 90}).json()
@@ -141,7 +141,7 @@ def test_its_time_can_be_changed(client: httpx.Client) -> None:
     assert client.patch(f"/sessions/{session}", json={"ttl_minutes": 90}).status_code == 409
 
 
-def test_a_place_that_dies_is_no_failed_command(client: httpx.Client) -> None:
+def test_a_sandbox_that_dies_is_not_a_failed_command(client: httpx.Client) -> None:
     session = create_session(client)
     failed = run_command(client, session, "exit 7")
     assert (failed["exit_code"], failed["status"]) == (7, "completed")
@@ -153,8 +153,8 @@ def test_a_place_that_dies_is_no_failed_command(client: httpx.Client) -> None:
 def test_a_body_that_is_too_large(server: ServerProcess, client: httpx.Client) -> None:
     session = create_session(client)
     large = b"x" * (65 * 1024 * 1024)
-    told = client.put(f"/sessions/{session}/files/large", content=large)
-    assert told.status_code == 413
+    received = client.put(f"/sessions/{session}/files/large", content=large)
+    assert received.status_code == 413
 
     def pieces() -> Any:
         for _ in range(70):
@@ -172,10 +172,10 @@ def test_a_body_that_is_too_large(server: ServerProcess, client: httpx.Client) -
     client.delete(f"/sessions/{session}")
 
 
-def test_a_wrong_body_is_told_field_by_field(client: httpx.Client) -> None:
-    told = client.post("/sessions", json={"dataset": 5, "ttl_minutes": "soon"})
-    assert told.status_code == 422
-    assert {error["loc"][-1] for error in told.json()["detail"]} == {"dataset", "ttl_minutes"}
+def test_the_errors_of_a_wrong_body_name_the_fields(client: httpx.Client) -> None:
+    received = client.post("/sessions", json={"dataset": 5, "ttl_minutes": "soon"})
+    assert received.status_code == 422
+    assert {error["loc"][-1] for error in received.json()["detail"]} == {"dataset", "ttl_minutes"}
     assert client.post("/sessions", content=b"{", headers={"Content-Type": "application/json"}).status_code == 422
     form = client.post("/sessions", content=b"{}", headers={"Content-Type": "application/x-www-form-urlencoded"})
     assert (form.status_code, "send `Content-Type: application/json`" in form.text) == (422, True), "as curl sends it"
@@ -218,7 +218,7 @@ def _archive(path: Path, name: str, content: bytes, to: str = "") -> None:
         archive.addfile(entry, io.BytesIO(content))
 
 
-def test_samples_that_cannot_be_made_ready(new_server: NewServer, hostile: Path) -> None:
+def test_samples_that_cannot_be_prepared(new_server: NewServer, hostile: Path) -> None:
     """Each is a session in error that says why, and the server goes on."""
     server = new_server("--datasets", hostile)
     wanted = {
@@ -233,10 +233,10 @@ def test_samples_that_cannot_be_made_ready(new_server: NewServer, hostile: Path)
     with server.client() as client:
         for sample, (code, words) in wanted.items():
             made = client.post("/sessions", json={"dataset": "hostile", "sample_id": sample}).json()
-            told = ended(client, made["session_id"])
-            assert (told["status"], told["error"]["code"]) == ("error", code), told
-            assert words in told["error"]["message"]
-            assert str(hostile) not in told["error"]["message"], "where it lies is the server's own matter"
+            received = ended(client, made["session_id"])
+            assert (received["status"], received["error"]["code"]) == ("error", code), received
+            assert words in received["error"]["message"]
+            assert str(hostile) not in received["error"]["message"], "the folder is not the users' business"
             assert client.post(f"/sessions/{made['session_id']}/exec", json={"command": "ls"}).status_code == 409
         assert client.get("/health").status_code == 200
         binary = create_session(client, dataset="hostile", sample_id="binary")
@@ -255,8 +255,8 @@ def test_samples_that_cannot_be_made_ready(new_server: NewServer, hostile: Path)
     assert not list(Path(hostile).rglob("climbed"))
 
 
-def test_all_that_a_verification_wrote(new_server: NewServer, tmp_path: Path) -> None:
-    loud = {"sample_id": "loud", "verify": {"command": "seq 200000; echo told >&2; exit 1", "retries": 1}}
+def test_the_complete_output_of_a_verification(new_server: NewServer, tmp_path: Path) -> None:
+    loud = {"sample_id": "loud", "verify": {"command": "seq 200000; echo warning >&2; exit 1", "retries": 1}}
     folder = write_dataset(tmp_path / "datasets" / "small", [loud]).parent
     server = new_server("--datasets", folder)
     with server.client() as client:
@@ -266,13 +266,13 @@ def test_all_that_a_verification_wrote(new_server: NewServer, tmp_path: Path) ->
         assert len(job["result"]["stdout"]) < len(whole)
         at = f"/sessions/{session}/verify/{job['job_id']}/output"
         assert client.get(at).text == whole
-        assert client.get(f"{at}?stream=stderr&attempt=1").text == "told\n"
+        assert client.get(f"{at}?stream=stderr&attempt=1").text == "warning\n"
         assert client.get(f"{at}?attempt=3").status_code == 404
         client.delete(f"/sessions/{session}")
         assert client.get(at).text == whole
 
 
-def test_what_no_file_can_be_called(client: httpx.Client) -> None:
+def test_names_that_no_file_can_have(client: httpx.Client) -> None:
     session = create_session(client)
     for path in ("%00", "a%00b/", "a" * 5000):
         assert client.get(f"/sessions/{session}/files/{path}").status_code in (404, 409, 422)
@@ -299,14 +299,12 @@ def test_what_no_file_can_be_called(client: httpx.Client) -> None:
         ("/sessions/a/fork", {"ttl-minutes": 1}, "ttl_minutes"),
     ],
 )
-def test_a_field_that_is_nearly_a_known_one_is_refused(
-    client: httpx.Client, route: str, body: dict[str, Any], meant: str
-) -> None:
+def test_a_misspelled_field_is_refused(client: httpx.Client, route: str, body: dict[str, Any], meant: str) -> None:
     answer = client.post(route, json=body)
     assert answer.status_code == 422, answer.text
     assert f"did you mean '{meant}'" in answer.json()["detail"][0]["msg"]
 
 
-def test_a_field_of_another_version_is_let_through(client: httpx.Client) -> None:
+def test_an_unknown_field_is_ignored(client: httpx.Client) -> None:
     session = create_session(client, session_name="mine", priority=3)
     assert run_command(client, session, "echo x", interactive=False)["stdout"] == "x\n"

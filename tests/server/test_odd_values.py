@@ -23,17 +23,17 @@ def session(server: ServerProcess) -> str:
 @pytest.mark.parametrize("code", ["10**5000", "[{'a': -10**5000}]"])
 def test_a_large_integer_is_carried(server: ServerProcess, session: str, code: str) -> None:
     with server.client() as client:
-        told = client.post(f"/sessions/{session}/run", json={"code": code})
-        assert told.status_code == 200
-        assert told.json()["value"] is None
-        assert '"$":"int"' in told.text
+        received = client.post(f"/sessions/{session}/run", json={"code": code})
+        assert received.status_code == 200
+        assert received.json()["value"] is None
+        assert '"$":"int"' in received.text
         stream = client.post(f"/sessions/{session}/run", json={"code": code}, headers={"Accept": "text/event-stream"})
         assert "event: result" in stream.text
     with Client(base_url=server.url, api_key=server.key) as remote:
         assert remote.sessions.run(session, code=code).value == eval(code)
 
 
-def test_a_message_with_half_of_a_surrogate_pair_stays_readable(server: ServerProcess, client: httpx.Client) -> None:
+def test_a_message_with_a_lone_surrogate_stays_readable(server: ServerProcess, client: httpx.Client) -> None:
     session = create_session(client)
     body = rb'{"messages": [{"role": "user", "content": "a\ud800b", "n": 1e400, "i": 123456789012345678901234567890}]}'
     assert client.post(f"/sessions/{session}/conversation", content=body, headers=JSON).status_code == 200
@@ -60,7 +60,7 @@ def test_a_number_with_too_many_digits_is_refused_with_its_field(client: httpx.C
     assert (ttl.status_code, ttl.json()["detail"][0]["loc"]) == (422, ["body", "ttl_minutes"])
 
 
-def test_what_is_no_json_is_always_told_alike(client: httpx.Client, session: str) -> None:
+def test_all_invalid_json_gets_the_same_error(client: httpx.Client, session: str) -> None:
     for body, words in ((b"{", "not JSON"), (b'"\xff"', "not UTF-8"), (b"[" * 100_000, "nested too deeply")):
         answer = client.post(f"/sessions/{session}/exec", content=body, headers=JSON)
         assert answer.status_code == 422

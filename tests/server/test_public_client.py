@@ -1,4 +1,4 @@
-"""The public client of this wire, unchanged, in its strict mode: all of it works, and a short command is short."""
+"""The public client of this API, unchanged and in its strict mode: all of it works, and a short command is quick."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def public(server: ServerProcess) -> Iterator[codeset.Codeset]:
         yield client
 
 
-def test_the_whole_way(public: codeset.Codeset) -> None:
+def test_a_session_from_creation_to_verdict(public: codeset.Codeset) -> None:
     assert public.health.check().status == "healthy"
     assert [dataset.name for dataset in public.datasets.list()] == ["demo"]
     samples = public.samples.list(dataset="demo").samples
@@ -74,7 +74,7 @@ def test_a_text_is_replaced(public: codeset.Codeset) -> None:
     public.sessions.close(session_id=session.session_id)
 
 
-def test_a_short_command_does_not_wait_for_the_next_question(public: codeset.Codeset) -> None:
+def test_a_short_command_does_not_wait_for_the_next_poll(public: codeset.Codeset) -> None:
     """The client asks a second time only after 3 s, or here, 60 s."""
     session = public.sessions.create(dataset="demo", sample_id="calc-1", poll_interval=60)
     began = time.monotonic()
@@ -84,7 +84,7 @@ def test_a_short_command_does_not_wait_for_the_next_question(public: codeset.Cod
     public.sessions.close(session_id=session.session_id)
 
 
-def test_a_longer_one_is_asked_for_again(public: codeset.Codeset) -> None:
+def test_a_longer_command_is_polled(public: codeset.Codeset) -> None:
     session = public.sessions.create(dataset="demo", sample_id="calc-1")
     done = public.sessions.execute_command(
         session_id=session.session_id, command="sleep 1.5; echo done", poll_interval=0.2
@@ -109,7 +109,7 @@ def test_errors_are_the_clients_own(public: codeset.Codeset, server: ServerProce
     with pytest.raises(codeset.NotFoundError, match="calc-1"):
         public.sessions.create(dataset="demo", sample_id="calc-11")
     with pytest.raises(codeset.NotFoundError):
-        public.sessions.retrieve("nobody")
+        public.sessions.retrieve("unknown")
     with pytest.raises(codeset.AuthenticationError):
         codeset.Codeset(base_url=server.url, api_key="wrong", max_retries=0).sessions.list()
     with pytest.raises(codeset.UnprocessableEntityError, match="ttl_minutes"):

@@ -1,4 +1,4 @@
-"""Our own OpenAPI, asked at random: no 5xx, and no answer that breaks the schema, with and without a key."""
+"""Random requests from our OpenAPI schema: no 5xx, and no answer that violates it, with and without a key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ openapi_checks = LazyModule("schemathesis.specs.openapi.checks")
 
 @pytest.fixture(scope="module")
 def session(server: ServerProcess) -> Iterator[str]:
-    """One with a file whose name is not UTF-8, and with half of a surrogate pair in its conversation."""
+    """One with a file whose name is not UTF-8, and with a lone surrogate in its conversation."""
     with server.client() as client:
         session = create_session(client, dataset="demo", sample_id="calc-1")
         assert run_command(client, session, r"mkdir $(printf '\377'); touch $(printf '\377/\351')")["exit_code"] == 0
@@ -38,7 +38,7 @@ def schema(server: ServerProcess) -> Any:
 
 JSON = {"Content-Type": "application/json"}
 ODD = {
-    "half of a surrogate pair": rb'"\ud800"',
+    "a lone surrogate": rb'"\ud800"',
     "the same in a name": rb'{"\udc00": "\udfff"}',
     "a long integer": b"9" * 5000,
     "a longer one in a list": b"[-1%s]" % (b"0" * 20_000),
@@ -58,7 +58,7 @@ def operations(schema: Any) -> list[Any]:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("with_key", [True, False], ids=["with a key", "without one"])
 def test_no_answer_breaks_the_schema(schema: Any, server: ServerProcess, session: str, with_key: bool) -> None:
-    """Half of the questions are about a session that is there."""
+    """Half of the requests are for a session that exists."""
     headers = {"Authorization": f"Bearer {server.key}"} if with_key else {}
     wanted = [
         checks.not_a_server_error,
@@ -124,9 +124,9 @@ def test_odd_values_are_refused_by_their_field_or_carried(server: ServerProcess,
                         where = (method, path, field, name, answer.text[:500])
                         assert str(answer.status_code) in about["responses"], where
                         assert answer.status_code < 500, where
-                        told = answer.json()
+                        received = answer.json()
                         if answer.status_code == 422:
-                            assert told["detail"], where
+                            assert received["detail"], where
         assert client.get(f"/sessions/{session}/conversation").status_code == 200
         assert client.get(f"/sessions/{session}/events?follow=0").status_code == 200
         for each in client.get("/sessions").json()["sessions"]:

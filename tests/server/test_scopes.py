@@ -1,4 +1,4 @@
-"""What a key may do: its scope, the one session it may be limited to, and its end."""
+"""What a key may do: its scope, and the session it may be limited to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.cli.conftest import Carrel, carrel, environment, home
-from tests.server.test_isolation import asked, routes
+from tests.server.test_isolation import routes, send
 from tests.support.server_process import ServerProcess, create_session, run_command
 
 __all__ = ["carrel", "environment", "home"]
@@ -45,8 +45,8 @@ def secrets_of(sample: dict[str, Any]) -> list[str]:
 
 def test_an_agent_does_not_see_how_a_sample_is_solved_or_judged(sample: dict[str, Any], agent: httpx.Client) -> None:
     assert all(sample[name] for name in ("patch", "test_patch", "fail_to_pass"))
-    told = agent.get("/samples?dataset=demo&search=calc-1").json()["samples"][0]
-    assert told == {**sample, **HIDDEN}
+    shown = agent.get("/samples?dataset=demo&search=calc-1").json()["samples"][0]
+    assert shown == {**sample, **HIDDEN}
     packed = agent.get("/samples/demo/calc-1/download").content
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         texts = [file.read().decode() for entry in archive if (file := archive.extractfile(entry)) is not None]
@@ -68,7 +68,7 @@ def test_an_agent_works_and_is_judged_but_sees_no_tests(
         job_id = whole.json()["job_id"]
         assert [secret for secret in secrets if secret in whole.text], "the others see the tests"
     judged = agent.post(f"/sessions/{session}/verify", headers=headers)
-    assert judged.json()["job_id"] != job_id, "it is not given the answer that another key got"
+    assert judged.json()["job_id"] != job_id, "it does not get the answer to another key"
     assert (judged.json()["result"]["is_success"], judged.json()["result"]["outcome"]) == (False, "not_solved")
     assert judged.json()["result"]["failed"] == whole.json()["result"]["failed"] > 0
     answers = [
@@ -107,7 +107,7 @@ def test_a_reader_changes_nothing(server: ServerProcess) -> None:
         for method, path in routes(server):
             if method != "get":
                 tried.add(method)
-                answer = asked(reader, method, path, ids)
+                answer = send(reader, method, path, ids)
                 assert (answer.status_code, answer.json()["code"]) == (403, "KeyNotAccepted"), (method, path)
                 assert "only for reading" in answer.json()["detail"]
         assert tried >= {"post", "put", "patch", "delete"}
@@ -135,9 +135,9 @@ def test_a_key_for_one_session(server: ServerProcess) -> None:
             }
             for method, path in routes(server):
                 if "{session_id}" in path:
-                    assert asked(limited, method, path, ids).status_code == 404, (method, path)
+                    assert send(limited, method, path, ids).status_code == 404, (method, path)
                 elif path not in ("/health", "/sessions") or method == "post":
-                    refused = asked(limited, method, path, ids)
+                    refused = send(limited, method, path, ids)
                     assert (refused.status_code, mine in refused.json()["detail"]) == (403, True), (method, path)
             assert limited.post(f"/sessions/{mine}/fork").status_code == 403
             assert limited.post(f"/sessions/{mine}/fork/", follow_redirects=True).status_code == 403
@@ -145,12 +145,12 @@ def test_a_key_for_one_session(server: ServerProcess) -> None:
         client.delete(f"/sessions/{other}")
 
 
-def test_keys_as_they_are_typed(carrel: Carrel, tmp_path: Path) -> None:
+def test_keys_on_the_command_line(carrel: Carrel, tmp_path: Path) -> None:
     data = ("--data", tmp_path)
     key = carrel("keys", "add", "ann", "--scope", "agent", "--session", "a1", "--expires", "7d", *data).stdout
     assert len(key.split()) == 1
-    [told] = json.loads(carrel("keys", "list", "--json", *data).stdout)
-    assert (told["scope"], told["session"], told["expires_at"] > told["created_at"]) == ("agent", "a1", True)
+    [shown] = json.loads(carrel("keys", "list", "--json", *data).stdout)
+    assert (shown["scope"], shown["session"], shown["expires_at"] > shown["created_at"]) == ("agent", "a1", True)
     assert "agent" in carrel("keys", "list", *data).stdout
     assert "full, agent, read" in carrel("keys", "add", "bob", "--scope", "all", *data, code=2).stderr
     assert "7" in carrel("keys", "add", "bob", "--expires", "7", *data, code=2).stderr

@@ -1,4 +1,4 @@
-"""What the server can beyond the public wire: code, files, streams, what was said, forks, things done once."""
+"""Routes of sessions beyond those of the public client: code, files, streams, conversation, forks, idempotency."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.server_process import ServerProcess, create_session, run_comm
 
 @pytest.fixture
 def session(client: httpx.Client) -> Iterator[str]:
-    """One of no sample."""
+    """A session without a sample."""
     session_id = create_session(client)
     yield session_id
     assert client.delete(f"/sessions/{session_id}").status_code == 200
@@ -36,11 +36,11 @@ def events(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, Any], int | No
 
 def test_code_keeps_its_variables(client: httpx.Client, session: str) -> None:
     client.post(f"/sessions/{session}/run", json={"code": "x = {1, 2}"})
-    told = client.post(f"/sessions/{session}/run", json={"code": "print('hi'); x"}).json()
-    assert told["is_ok"]
-    assert told["stdout"] == "hi\n"
-    assert told["value"] is None, "JSON has no sets"
-    assert values.decode(told["packed"]) == {1, 2}
+    received = client.post(f"/sessions/{session}/run", json={"code": "print('hi'); x"}).json()
+    assert received["is_ok"]
+    assert received["stdout"] == "hi\n"
+    assert received["value"] is None, "JSON has no sets"
+    assert values.decode(received["packed"]) == {1, 2}
     plain = client.post(f"/sessions/{session}/run", json={"code": "[1, {'a': 2.0}]"}).json()
     assert plain["value"] == [1, {"a": 2.0}]
     wrong = client.post(f"/sessions/{session}/run", json={"code": "1/0"}).json()
@@ -49,14 +49,14 @@ def test_code_keeps_its_variables(client: httpx.Client, session: str) -> None:
     assert (late["error_type"], late["state"]) == ("Timeout", "kept")
 
 
-def test_code_has_its_library_at_hand(client: httpx.Client, session: str) -> None:
+def test_code_can_use_its_library(client: httpx.Client, session: str) -> None:
     code = """
 artifacts.save('found/it.json', {'n': 1})
 workflows.create('twice', 'def run(n: int):\\n    return 2 * n\\n', 'Twice a number')
 workflows.twice(artifacts.load('found/it.json')['n'])
 """
-    told = client.post(f"/sessions/{session}/run", json={"code": code}).json()
-    assert told["value"] == 2, told["error"]
+    received = client.post(f"/sessions/{session}/run", json={"code": code}).json()
+    assert received["value"] == 2, received["error"]
     fork = client.post(f"/sessions/{session}/fork").json()["session_id"]
     client.post(f"/sessions/{session}/run", json={"code": "artifacts.save('found/it.json', {'n': 50})"})
     kept = client.post(f"/sessions/{fork}/run", json={"code": "workflows.twice(artifacts.load('found/it.json')['n'])"})
@@ -66,26 +66,26 @@ workflows.twice(artifacts.load('found/it.json')['n'])
     client.delete(f"/sessions/{fork}")
 
 
-def test_code_is_heard_while_it_runs(client: httpx.Client, session: str) -> None:
+def test_output_of_code_is_streamed(client: httpx.Client, session: str) -> None:
     code = "import time\nfor n in range(3):\n    print(n, flush=True)\n    time.sleep(0.05)\nn"
     with client.stream(
         "POST", f"/sessions/{session}/run", json={"code": code}, headers={"Accept": "text/event-stream"}
     ) as answer:
-        told = list(events(answer.iter_lines()))
-    assert "".join(data["text"] for kind, data, _ in told if kind == "output") == "0\n1\n2\n"
-    assert told[-1][0] == "result"
-    assert told[-1][1]["value"] == 2
+        received = list(events(answer.iter_lines()))
+    assert "".join(data["text"] for kind, data, _ in received if kind == "output") == "0\n1\n2\n"
+    assert received[-1][0] == "result"
+    assert received[-1][1]["value"] == 2
 
 
-def test_a_command_is_heard_by_who_accepts_events(client: httpx.Client, session: str) -> None:
+def test_output_of_a_command_is_streamed_to_a_client_that_accepts_events(client: httpx.Client, session: str) -> None:
     body, headers = {"command": "echo one; echo two"}, {"Accept": "text/event-stream"}
     with client.stream("POST", f"/sessions/{session}/exec", json=body, headers=headers) as answer:
-        told = list(events(answer.iter_lines()))
-    assert (told[0][0], told[-1][0]) == ("begun", "done")
-    assert "".join(data["text"] for kind, data, _ in told if kind == "output") == "one\ntwo\n"
+        received = list(events(answer.iter_lines()))
+    assert (received[0][0], received[-1][0]) == ("begun", "done")
+    assert "".join(data["text"] for kind, data, _ in received if kind == "output") == "one\ntwo\n"
 
 
-def test_every_refusal_has_the_name_of_its_kind(client: httpx.Client, session: str, server: ServerProcess) -> None:
+def test_every_error_names_its_class(client: httpx.Client, session: str, server: ServerProcess) -> None:
     def code(answer: httpx.Response, status: int) -> str:
         assert answer.status_code == status, answer.text
         return str(answer.json()["code"])
@@ -103,13 +103,13 @@ def test_every_refusal_has_the_name_of_its_kind(client: httpx.Client, session: s
     assert code(client.get(f"/sessions/{session}/verify/none"), 404) == "JobNotFound"
 
 
-def test_an_unknown_dataset_does_not_tell_where_the_others_are(client: httpx.Client) -> None:
-    told = client.post("/sessions", json={"dataset": "nothing", "sample_id": "a"})
-    assert told.status_code == 404
-    assert told.json() == {"detail": "there is no dataset 'nothing'; there is: demo", "code": "DatasetNotFound"}
+def test_the_error_for_an_unknown_dataset_does_not_show_the_folder(client: httpx.Client) -> None:
+    received = client.post("/sessions", json={"dataset": "nothing", "sample_id": "a"})
+    assert received.status_code == 404
+    assert received.json() == {"detail": "there is no dataset 'nothing'; there is: demo", "code": "DatasetNotFound"}
 
 
-def test_a_session_s_time_so_far_is_told_by_every_route(client: httpx.Client, session: str) -> None:
+def test_every_route_shows_the_duration_of_a_session(client: httpx.Client, session: str) -> None:
     assert client.get(f"/sessions/{session}").json()["duration_seconds"] > 0
     assert client.patch(f"/sessions/{session}", json={"ttl_minutes": 5}).json()["duration_seconds"] > 0
     fork = client.post(f"/sessions/{session}/fork").json()
@@ -135,14 +135,14 @@ def test_running_code_is_stopped(client: httpx.Client, session: str, server: Ser
             headers={"Accept": "text/event-stream"},
         ) as answer,
     ):
-        told = events(answer.iter_lines())
-        assert next(told)[1]["text"] == "begun\n"
+        received = events(answer.iter_lines())
+        assert next(received)[1]["text"] == "begun\n"
         assert other.post(f"/sessions/{session}/interrupt").json() == {"interrupted": True}
-        assert list(told)[-1][1]["error_type"] == "KeyboardInterrupt"
+        assert list(received)[-1][1]["error_type"] == "KeyboardInterrupt"
     assert client.post(f"/sessions/{session}/interrupt").json() == {"interrupted": False}
 
 
-def test_who_leaves_a_stream_of_code_stops_it(client: httpx.Client, session: str) -> None:
+def test_code_is_stopped_when_its_reader_leaves(client: httpx.Client, session: str) -> None:
     with client.stream(
         "POST",
         f"/sessions/{session}/run",
@@ -154,32 +154,34 @@ def test_who_leaves_a_stream_of_code_stops_it(client: httpx.Client, session: str
     assert after["value"] is True
 
 
-def test_a_command_is_heard_while_it_runs(client: httpx.Client, session: str) -> None:
+def test_output_of_a_command_is_streamed(client: httpx.Client, session: str) -> None:
     body = {"command": "for i in 1 2 3; do echo $i; sleep 0.05; done; echo é >&2; exit 4"}
     with client.stream("POST", f"/sessions/{session}/exec?stream=1", json=body) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
-        told = list(events(answer.iter_lines()))
-    assert told[0][0] == "begun"
-    written = [(data["stream"], data["text"]) for kind, data, _ in told if kind == "output"]
+        received = list(events(answer.iter_lines()))
+    assert received[0][0] == "begun"
+    written = [(data["stream"], data["text"]) for kind, data, _ in received if kind == "output"]
     assert "".join(text for stream, text in written if stream == "stdout") == "1\n2\n3\n"
     assert "".join(text for stream, text in written if stream == "stderr") == "é\n"
-    assert told[-1][0] == "done"
-    assert (told[-1][1]["exit_code"], told[-1][1]["stdout"]) == (4, "1\n2\n3\n")
+    assert received[-1][0] == "done"
+    assert (received[-1][1]["exit_code"], received[-1][1]["stdout"]) == (4, "1\n2\n3\n")
 
 
-def test_a_command_goes_on_when_its_reader_leaves(client: httpx.Client, session: str) -> None:
+def test_a_command_continues_when_its_reader_leaves(client: httpx.Client, session: str) -> None:
     body = {"command": "echo begun; sleep 0.3; echo ended > left; echo ended"}
     with client.stream("POST", f"/sessions/{session}/exec?stream=1", json=body) as answer:
-        told = events(answer.iter_lines())
-        interaction = next(told)[1]["interaction_id"]
-        assert next(told)[1]["text"] == "begun\n"
+        received = events(answer.iter_lines())
+        interaction = next(received)[1]["interaction_id"]
+        assert next(received)[1]["text"] == "begun\n"
     done = client.get(f"/sessions/{session}/interactions/{interaction}", headers={"Prefer": "wait=55"}).json()
     assert (done["exit_code"], done["stdout"]) == (0, "begun\nended\n")
 
 
 def test_standard_input_folder_and_variables(client: httpx.Client, session: str) -> None:
-    told = run_command(client, session, "cat; pwd; echo $WORD", stdin="from here\n", cwd="/tmp", env={"WORD": "said"})
-    assert told["stdout"] == "from here\n/tmp\nsaid\n"
+    received = run_command(
+        client, session, "cat; pwd; echo $WORD", stdin="from here\n", cwd="/tmp", env={"WORD": "said"}
+    )
+    assert received["stdout"] == "from here\n/tmp\nsaid\n"
 
 
 def test_commands_are_for_bash(client: httpx.Client, session: str) -> None:
@@ -194,40 +196,42 @@ def sleeping(client: httpx.Client, session: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("command", ["kill -STOP -1; sleep 300", "while :; do kill -STOP -1; done"])
-def test_time_is_up_for_a_command_that_stops_all_processes(client: httpx.Client, session: str, command: str) -> None:
-    told = run_command(client, session, command, command_timeout=2)
-    assert (told["exit_code"], told["timed_out"]) == (124, True)
+def test_the_time_limit_of_a_command_that_stops_all_processes(client: httpx.Client, session: str, command: str) -> None:
+    received = run_command(client, session, command, command_timeout=2)
+    assert (received["exit_code"], received["timed_out"]) == (124, True)
     assert run_command(client, session, "echo on")["stdout"] == "on\n"
 
 
-def test_time_is_up_and_what_was_written_is_kept(client: httpx.Client, session: str) -> None:
-    told = run_command(client, session, "echo first; trap '' TERM INT; sleep 300 & sleep 300; wait", command_timeout=2)
-    assert (told["exit_code"], told["timed_out"], told["success"]) == (124, True, False)
-    assert told["stdout"] == "first\n"
-    assert "time limit" in told["message"]
+def test_the_output_before_the_time_limit_is_kept(client: httpx.Client, session: str) -> None:
+    received = run_command(
+        client, session, "echo first; trap '' TERM INT; sleep 300 & sleep 300; wait", command_timeout=2
+    )
+    assert (received["exit_code"], received["timed_out"], received["success"]) == (124, True, False)
+    assert received["stdout"] == "first\n"
+    assert "time limit" in received["message"]
     sleeping(client, session, 0)
 
 
-def test_a_background_process_lives_on(client: httpx.Client, session: str) -> None:
+def test_a_background_process_survives_its_command(client: httpx.Client, session: str) -> None:
     assert run_command(client, session, "sleep 100 & echo started")["stdout"] == "started\n"
     sleeping(client, session, 1)
-    told = run_command(client, session, "echo out; sleep 0.2; exit 5", background=True)
-    assert told["exit_code"] == 0
-    assert told["pid"] > 0
+    received = run_command(client, session, "echo out; sleep 0.2; exit 5", background=True)
+    assert received["exit_code"] == 0
+    assert received["pid"] > 0
     until = time.monotonic() + 60
-    while run_command(client, session, f"cat {told['output']}.exit")["stdout"] != "5\n":
+    while run_command(client, session, f"cat {received['output']}.exit")["stdout"] != "5\n":
         assert time.monotonic() < until
-    assert client.get(f"/sessions/{session}/files/{told['output']}").content == b"out\n"
+    assert client.get(f"/sessions/{session}/files/{received['output']}").content == b"out\n"
 
 
-def test_large_outputs_arrive_whole(client: httpx.Client, session: str) -> None:
-    told = run_command(client, session, "head -c 5000000 /dev/zero | tr '\\0' 'x'")
-    assert told["stdout"] == "x" * 5_000_000
-    again = client.get(f"/sessions/{session}/interactions/{told['interaction_id']}").json()
-    assert again["stdout"] == told["stdout"]
+def test_large_outputs_arrive_completely(client: httpx.Client, session: str) -> None:
+    received = run_command(client, session, "head -c 5000000 /dev/zero | tr '\\0' 'x'")
+    assert received["stdout"] == "x" * 5_000_000
+    again = client.get(f"/sessions/{session}/interactions/{received['interaction_id']}").json()
+    assert again["stdout"] == received["stdout"]
 
 
-def test_files_go_in_and_come_out(client: httpx.Client, session: str) -> None:
+def test_files_are_written_and_read(client: httpx.Client, session: str) -> None:
     data = bytes(range(256)) * 1000
     assert client.put(f"/sessions/{session}/files/a/b%20c.bin", content=data).json() == {
         "path": "a/b c.bin",
@@ -247,17 +251,17 @@ def test_files_go_in_and_come_out(client: httpx.Client, session: str) -> None:
     assert client.put(f"/sessions/{session}/files/a", content=b"").status_code == 409
 
 
-def test_what_was_changed(client: httpx.Client) -> None:
+def test_the_diff(client: httpx.Client) -> None:
     session = create_session(client, dataset="demo", sample_id="calc-1", files={"new.txt": "new\n"})
     run_command(client, session, "rm README.md; echo '# more' >> calc.py")
-    told = client.get(f"/sessions/{session}/diff").json()
-    kinds = {change["path"]: change["kind"] for change in told["changes"]}
+    received = client.get(f"/sessions/{session}/diff").json()
+    kinds = {change["path"]: change["kind"] for change in received["changes"]}
     assert kinds == {"README.md": "deleted", "calc.py": "modified", "new.txt": "added"}
-    assert "+# more" in told["diff"]
+    assert "+# more" in received["diff"]
     client.delete(f"/sessions/{session}")
 
 
-def test_what_was_said_is_kept_with_the_session(client: httpx.Client, session: str) -> None:
+def test_messages_are_kept_with_the_session(client: httpx.Client, session: str) -> None:
     assert client.get(f"/sessions/{session}/conversation").json() == {
         "session": None,
         "messages": [],
@@ -266,9 +270,9 @@ def test_what_was_said_is_kept_with_the_session(client: httpx.Client, session: s
     }
     message = {"role": "user", "content": [{"type": "text", "text": "Repair it"}]}
     assert client.post(f"/sessions/{session}/conversation", json={"messages": [message]}).json() == {"count": 1}
-    told = client.get(f"/sessions/{session}/conversation").json()
-    assert told["session"]["id"] == session
-    assert told["messages"][0]["content"][0]["text"] == "Repair it"
+    received = client.get(f"/sessions/{session}/conversation").json()
+    assert received["session"]["id"] == session
+    assert received["messages"][0]["content"][0]["text"] == "Repair it"
     wrong = [
         {"role": 5},
         {"role": "bogus", "content": "x"},
@@ -300,7 +304,7 @@ def test_a_call_that_waits_for_its_result_is_not_declared_interrupted(client: ht
     assert "interrupted" not in client.get(where).text
 
 
-def test_a_session_goes_back_in_all_three(client: httpx.Client, session: str) -> None:
+def test_a_rewind_restores_conversation_variables_and_files(client: httpx.Client, session: str) -> None:
     say = {"messages": [{"role": "user", "content": "hello"}]}
     where = f"/sessions/{session}"
     client.post(f"{where}/conversation", json=say)
@@ -330,11 +334,11 @@ def test_a_session_goes_back_in_all_three(client: httpx.Client, session: str) ->
     assert client.delete(f"{where}/checkpoints/{point['id']}").status_code == 409
 
 
-def test_a_fork_has_files_variables_and_what_was_said(client: httpx.Client, session: str) -> None:
+def test_a_fork_has_files_variables_and_messages(client: httpx.Client, session: str) -> None:
     client.post(f"/sessions/{session}/run", json={"code": "x = 1"})
     run_command(client, session, "echo before > file")
-    said = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}
-    client.post(f"/sessions/{session}/conversation", json=said)
+    messages = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}
+    client.post(f"/sessions/{session}/conversation", json=messages)
     fork = client.post(f"/sessions/{session}/fork").json()
     assert (fork["status"], fork["parent_session_id"]) == ("ready", session)
     client.post(f"/sessions/{session}/run", json={"code": "x = 2"})
@@ -345,14 +349,14 @@ def test_a_fork_has_files_variables_and_what_was_said(client: httpx.Client, sess
     client.delete(f"/sessions/{fork['session_id']}")
 
 
-def test_happenings_from_a_number_on(client: httpx.Client, server: ServerProcess) -> None:
+def test_events_from_a_number_on(client: httpx.Client, server: ServerProcess) -> None:
     session = create_session(client)
     run_command(client, session, "echo one")
     now = client.get(f"/sessions/{session}/events?follow=0")
     assert [seq for _, _, seq in events(iter(now.text.splitlines()))] == [1, 2, 3, 4]
     with server.client() as other, other.stream("GET", f"/sessions/{session}/events") as answer:
-        told = events(answer.iter_lines())
-        seen = [next(told) for _ in range(4)]
+        received = events(answer.iter_lines())
+        seen = [next(received) for _ in range(4)]
         assert [(kind, seq) for kind, _, seq in seen] == [
             ("session", 1),
             ("session", 2),
@@ -360,9 +364,9 @@ def test_happenings_from_a_number_on(client: httpx.Client, server: ServerProcess
             ("interaction", 4),
         ]
         run_command(client, session, "echo two")
-        assert next(told)[1]["command"] == "echo two"
+        assert next(received)[1]["command"] == "echo two"
         client.delete(f"/sessions/{session}")
-        rest = list(told)
+        rest = list(received)
     assert (rest[-1][0], rest[-1][1]["status"]) == ("session", "closed")
     last = rest[-1][2]
     again = client.get(f"/sessions/{session}/events?from_seq={last}")
@@ -371,7 +375,7 @@ def test_happenings_from_a_number_on(client: httpx.Client, server: ServerProcess
     assert next(events(iter(resumed.text.splitlines())))[2] == 5
 
 
-def test_asked_again_with_the_same_key_it_is_done_once(client: httpx.Client, session: str) -> None:
+def test_a_request_repeated_with_the_same_key_is_done_once(client: httpx.Client, session: str) -> None:
     body, headers = {"command": "echo x >> count; wc -l < count"}, {"Idempotency-Key": "k1", "Prefer": "wait=55"}
     first = client.post(f"/sessions/{session}/exec", json=body, headers=headers)
     second = client.post(f"/sessions/{session}/exec", json=body, headers=headers)
@@ -395,17 +399,17 @@ def test_a_verification_is_cancelled(client: httpx.Client) -> None:
     client.delete(f"/sessions/{session}")
 
 
-def test_a_session_of_no_sample_has_no_verdict(client: httpx.Client, session: str) -> None:
+def test_a_session_without_a_sample_cannot_be_verified(client: httpx.Client, session: str) -> None:
     assert client.post(f"/sessions/{session}/verify").status_code == 409
 
 
-def test_numbers_for_prometheus(client: httpx.Client, session: str) -> None:
+def test_metrics(client: httpx.Client, session: str) -> None:
     text = client.get("/metrics").text
     assert "carrel_sessions_alive 1.0" in text
     assert 'carrel_http_requests_total{method="POST",route="/sessions",status="200"}' in text
 
 
-def test_headers_that_browsers_heed(client: httpx.Client) -> None:
+def test_security_headers(client: httpx.Client) -> None:
     headers = client.get("/datasets", headers={"Origin": "http://elsewhere.example"}).headers
     assert headers["x-content-type-options"] == "nosniff"
     assert "default-src 'none'" in headers["content-security-policy"]
