@@ -10,8 +10,9 @@ import pytest
 from carrel.errors import DatasetInvalid
 from carrel.tasks.dataset import Dataset
 from carrel.tasks.dataset_check import check
+from carrel.tasks.git_history import Git
 from carrel.tasks.importers.git_commits import Journal, Lists, first_error, import_history, lists_of, standings
-from carrel.tasks.importers.layout import options_for, split
+from carrel.tasks.importers.layout import options_for, proposal, split
 from carrel.tasks.importers.write import ImportResult
 from carrel.tasks.sample import Sample, SampleEnvironment, VerifySettings
 from carrel.tasks.verification.changes import Change, Changes
@@ -182,6 +183,13 @@ def test_options_from_a_project_file() -> None:
         "dependency-groups": {"dev": [{"include-group": "tests"}], "tests": [{"include-group": "dev"}, "pytest>8"]}
     }
     assert options_for(groups, has_setup_py=False) == "--dep 'pytest>8'"
+
+
+def test_options_are_proposed_only_for_what_can_be_installed(tmp_path: Path) -> None:
+    repo = Repository(tmp_path / "repo")
+    git, commit = Git(repo.folder / ".git"), repo.commit("Begin", {"setup.py": "", "halves.py": HALF})
+    assert proposal(git, commit, ["ModuleNotFoundError: No module named '_dbm'"]) == ""
+    assert proposal(git, commit, ["ModuleNotFoundError: No module named 'yaml'"]) == '--setup "pip install -e ."'
 
 
 def test_the_first_error_of_a_run() -> None:

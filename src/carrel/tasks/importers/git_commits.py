@@ -113,7 +113,7 @@ def standings(result: VerificationResult) -> dict[str, Standing]:
 def _not_run(result: VerificationResult) -> str:
     """The evidence, and the first error that the run printed."""
     error = first_error(f"{result.stderr}\n{result.stdout}")
-    evidence = "; ".join(line.removeprefix("run 1: ") for line in result.evidence) or result.outcome
+    evidence = result.evidence[0].removeprefix("run 1: ") if result.evidence else result.outcome
     return brief(evidence) + (f"; the first error: {error}" if error and error not in evidence else "")
 
 

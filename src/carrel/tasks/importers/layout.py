@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,8 +70,9 @@ TEST_GROUPS = ("tests", "test", "testing", "dev")
 """Names of extras and dependency groups with what tests need, the most likely first."""
 CONTINUE = "--continue-on-collection-errors"
 _MISSING_IN_PYTHON = re.compile(
-    r"No module named|cannot import name|PackageNotFound|unrecognized arguments|Unknown pytest|not found in `markers`"
+    r"cannot import name|PackageNotFound|unrecognized arguments|Unknown pytest|not found in `markers`"
 )
+_MISSING_MODULE = re.compile(r"No module named '?(\w+)")
 _NO_TEST_COLLECTED = "the report has no test; the command ended with 5"
 """The reason when pytest collects no test: its exit code is 5 then."""
 _COLLECTED_BY_PYTEST = ("test_*.py", "*_test.py")
@@ -111,12 +113,18 @@ def proposal(git: Git, commit: str, reasons: Iterable[str], tests: Iterable[str]
         top = set(_names(git, commit))
         if "package.json" in top and _MISSING_IN_NODE.search(text):
             return '--setup "npm ci"' if "package-lock.json" in top else '--setup "npm install"'
-        if not _MISSING_IN_PYTHON.search(text):
+        if not _is_missing_in_python(text):
             return ""
         project = _pyproject(git, commit) if "pyproject.toml" in top else {}
     except (GitFailed, tomllib.TOMLDecodeError, UnicodeDecodeError):
         return ""
     return options_for(project, "setup.py" in top)
+
+
+def _is_missing_in_python(text: str) -> bool:
+    """Whether something is missing that can be installed: not a module that this Python was built without."""
+    modules = [name for name in _MISSING_MODULE.findall(text) if name not in sys.stdlib_module_names]
+    return bool(modules) or _MISSING_IN_PYTHON.search(text) is not None
 
 
 def _not_collected(tests: Iterable[str]) -> str:
