@@ -340,12 +340,14 @@ async def test_source_that_writes_a_conftest_before_pytest_starts(
     assert (result.outcome, result.integrity, result.evidence) == ("solved", "clean", []), result
 
 
+@pytest.mark.parametrize("then", ["", REMOVES], ids=["and leaves it", "and removes it"])
 async def test_a_file_that_the_command_may_have_written_itself_is_named(
-    tmp_path: Path, open_sample: OpenSample, cache: Path
+    then: str, tmp_path: Path, open_sample: OpenSample, cache: Path
 ) -> None:
-    sample = calc(tmp_path / "calc", verify={"command": "touch conftest.py && " + FIRST + COMMAND, "timeout": 60})
+    sample = calc(tmp_path / "calc", verify={"command": "git apply hidden; " + FIRST + COMMAND, "timeout": 60})
     executor = await open_sample(sample)
-    await executor.exec(SOLVE)
+    source = (WRITES + then).format(path="conftest.py", text="")
+    await executor.exec(f"{SOLVE}; cat >> calc.py <<'END'\n{source}\nEND\n")
     result = await verify(sample, executor, cache=cache)
     assert (result.outcome, result.integrity) == ("solved", "unknown"), result
     assert "conftest.py was written to while the test command ran, perhaps by the command itself" in result.evidence[0]

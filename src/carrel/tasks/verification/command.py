@@ -6,6 +6,7 @@ import asyncio
 import re
 import secrets
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
@@ -98,15 +99,17 @@ class FileGuard:
     start_files: str
     """Files in the home folder that Python loads when it starts, with the times of their last changes."""
 
-    async def written_files(self, executor: Executor) -> WrittenFiles:
+    async def written_files(self, executor: Executor, steering: Iterable[str] = ()) -> WrittenFiles:
+        """`steering` are files that steered the test runner; they may have been removed again."""
         found = WrittenFiles()
         now = await _overlay(executor, self.base)
         if now is None:
             return found
-        for path in sorted(now.seen.keys() | now.hidden):
+        new = {path for path in steering if not self._existed(path)}
+        for path in sorted(now.seen.keys() | now.hidden | new):
             # `seen` has the time of the last change as the kernel sets it, which no program can set back.
-            if now.seen.get(path) != self.before.seen.get(path) and self._decides(path):
-                self._add(found, path, self.may_be_of_command(path))
+            if path in new or (now.seen.get(path) != self.before.seen.get(path) and self._decides(path)):
+                self._add(found, path, self._may_be_of_command(path))
         if await _start_files(executor) != self.start_files:
             self._add(found, "a file in the home folder that Python loads when it starts", self._installs())
         return found
@@ -114,15 +117,15 @@ class FileGuard:
     def _add(self, found: WrittenFiles, path: str, by_command: bool) -> None:
         (found.by_command if by_command else found.by_code).append(path)
 
-    def existed(self, path: str) -> bool:
+    def _existed(self, path: str) -> bool:
         """Whether a file of the workdir was there when the command started."""
         return path in self.before.seen or (self.base.kind(path) is not None and path not in self.before.hidden)
 
-    def may_be_of_command(self, path: str) -> bool:
+    def _may_be_of_command(self, path: str) -> bool:
         return may_write(self.command, path) or ("-packages" in path and self._installs())
 
     def _decides(self, path: str) -> bool:
-        if not self.existed(path):
+        if not self._existed(path):
             return self.protection.steers_when_new(path)
         return self.protection.is_test_code(path) or self.protection.is_installed(path)
 
@@ -237,11 +240,11 @@ async def run_command(
                 run.cases = await asyncio.to_thread(_cases, text, kind)
                 if await asyncio.to_thread(claims_success, sample, run):
                     doubt = await _find_doubt(executor, sample, logs, marker_file, run.cases)
-                    doubt = doubt or _unexplained_exit(kind, run) or _steered(logs, guard)
+                    doubt = doubt or _unexplained_exit(kind, run)
                     doubt = doubt or _traced(sample, logs.lines.tracers, guard)
             elif kind == "exit_code" and not done.exit_code:
                 doubt = await _find_doubt(executor, sample, logs, marker_file, [])
-                doubt = doubt or _unreported_failure(sample, logs.lines) or _steered(logs, guard)
+                doubt = doubt or _unreported_failure(sample, logs.lines)
                 doubt = doubt or _traced(sample, logs.lines.tracers, guard)
         except ReportUnreadable as problem:
             run.problem = f"{problem}; the command ended with {done.exit_code}{_last_line(done)}"
@@ -249,7 +252,7 @@ async def run_command(
         written = WrittenFiles()
         claims = await asyncio.to_thread(claims_success, sample, run)
         if guard is not None and not run.problem and claims:
-            written = await guard.written_files(executor)
+            written = await guard.written_files(executor, logs.lines.steering)
         if written.by_code:
             doubt = _overwritten(written.by_code[0])
             run.problem = doubt
@@ -336,17 +339,6 @@ def _explains(case: TestCase, run: TestRun) -> bool:
     """Whether this case failed. The failure of a whole Go package in which tests passed is itself unexplained."""
     package_ran = any(each.classname == case.classname and each.status == "passed" for each in run.cases)
     return case.status == "failed" and not (case.name == PACKAGE and package_ran)
-
-
-def _steered(logs: RecorderLogs, guard: FileGuard | None) -> str:
-    """A file that steered the runner, and that was neither there before nor written by the command itself. It may have
-    been removed again, so that nothing else shows it."""
-    if guard is None:
-        return ""
-    for path in logs.lines.steering:
-        if not guard.existed(path) and not guard.may_be_of_command(path):
-            return _overwritten(path)
-    return ""
 
 
 def _overwritten(path: str) -> str:
