@@ -79,8 +79,17 @@ if TYPE_CHECKING:
     from carrel.events import Event, EventType, bus
     from carrel.execution.config import ContainerConfig, InProcessConfig, Limits, Mount, SubprocessConfig
     from carrel.execution.container_executor import ContainerExecutor
-    from carrel.execution.executor import CommandResult, ExecutionResult, Executor, FileChange, FileEntry, Output
+    from carrel.execution.executor import (
+        CommandResult,
+        ExecutionResult,
+        Executor,
+        FileChange,
+        FileEntry,
+        FileStat,
+        Output,
+    )
     from carrel.execution.executor import RunningCommand as RunningCommand
+    from carrel.execution.executor import Variable as Variable
     from carrel.execution.in_process import InProcessExecutor
     from carrel.execution.packed_image import pack_image as pack_image
     from carrel.execution.subprocess_executor import SubprocessExecutor
@@ -121,6 +130,7 @@ __all__ = [
     "ExecutorClosed",
     "FileChange",
     "FileEntry",
+    "FileStat",
     "FileStorage",
     "ForkRefused",
     "InProcessConfig",
@@ -198,7 +208,7 @@ _MODULES = {
     "carrel.execution.config": "ContainerConfig InProcessConfig Limits Mount SubprocessConfig",
     "carrel.execution.container_executor": "ContainerExecutor",
     "carrel.execution.executor": """
-        CommandResult ExecutionResult Executor FileChange FileEntry Output RunningCommand""",
+        CommandResult ExecutionResult Executor FileChange FileEntry FileStat Output RunningCommand Variable""",
     "carrel.execution.in_process": "InProcessExecutor",
     "carrel.execution.packed_image": "pack_image",
     "carrel.execution.subprocess_executor": "SubprocessExecutor",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from carrel.errors import ConfigurationError, ForkRefused, SandboxUnavailable
 from carrel.execution.capabilities import Confinement, confinement, probe
 from carrel.execution.config import Limits, Mount, SubprocessConfig, sandbox_mode
 from carrel.execution.in_process import InProcessExecutor
-from carrel.execution.results import told_ending
+from carrel.execution.results import ending_of
 from carrel.execution.subprocess_executor import SubprocessExecutor
 
 MIB = 1024 * 1024
@@ -24,12 +25,13 @@ async def test_capabilities_are_what_is_in_force() -> None:
     off = SubprocessExecutor(SubprocessConfig(sandbox="off", network=False)).supported_capabilities()
     assert off == {"timeout", "reset", "interrupt", "streaming", "process_isolation"} | packages
     whole = SubprocessConfig(sandbox="auto", network=False, limits=Limits(memory=256 * MIB, cpus=1))
-    more = {"filesystem_isolation", "network_isolation", "fork"}
+    root = {"root_user"} if os.geteuid() == 0 else set()
+    more = {"filesystem_isolation", "network_isolation", "fork"} | root
     held = {part.name for part in probe() if part.in_force}
     more |= {f"{name}_limit" for name in ("cpu", "memory") if name in held}
     assert SubprocessExecutor(whole).supported_capabilities() == off | more
     plain = SubprocessExecutor(SubprocessConfig(sandbox="required")).supported_capabilities()
-    assert plain == off | {"filesystem_isolation", "fork"}
+    assert plain == off | {"filesystem_isolation", "fork"} | root
 
 
 async def test_a_part_that_is_missing_is_no_capability(tmp_path: Path) -> None:
@@ -170,7 +172,7 @@ def test_settings_that_make_no_sense_are_named(settings: dict[str, object]) -> N
     ],
 )
 def test_how_it_ended_is_told_in_words(status: int | None, broke: str, said: str) -> None:
-    ending = told_ending(status, broke)
+    ending = ending_of(status, broke)
     assert ending.error_type == "Crashed"
     assert said in ending.text
 

@@ -20,7 +20,7 @@ import pytest
 
 from carrel import Session
 from carrel.errors import CarrelError, ExecutionError, ForkRefused, SandboxUnavailable
-from carrel.execution import container_session
+from carrel.execution import container_transport
 from carrel.execution.capabilities import engine_parts
 from carrel.execution.config import ContainerConfig, Limits, Mount
 from carrel.execution.container_executor import ContainerExecutor
@@ -174,7 +174,7 @@ from carrel import ContainerConfig, ContainerExecutor
 async def main():
     executor = ContainerExecutor(ContainerConfig(image=sys.argv[1], docker_host=sys.argv[2], hostname="orphan"))
     await executor.run("import subprocess; subprocess.Popen(['sleep', '600'])")
-    print(executor._session._container, flush=True)
+    print(executor._connection.transport._container, flush=True)
     await asyncio.sleep(600)
 
 asyncio.run(main())
@@ -186,8 +186,8 @@ async def test_nothing_is_left_after_a_close_nor_after_a_kill_of_the_host(docker
     open_before = descriptors()
     executor = ContainerExecutor(ContainerConfig(image=IMAGE, docker_host=docker_engine))
     await executor.run("import subprocess; subprocess.Popen(['sleep', '600'])")
-    assert executor._session is not None
-    container = executor._session._container
+    assert executor._connection is not None
+    container = executor._connection.transport._container
     assert container in containers(engine)
     await executor.close()
     assert container not in containers(engine)
@@ -256,7 +256,7 @@ async def test_what_cannot_start_says_why_and_leaves_nothing(docker_engine: str,
     result = await slow.run("1")
     assert (result.error_type, "not ready within 0 s" in (result.error or "")) == ("SpawnFailed", True)
     for executor in (bare, slow):
-        assert executor._session is None
+        assert executor._connection is None
         await executor.close()
     mine = f"carrel.host={os.uname().nodename}:{os.getpid()}"
     assert containers(engine, mine) == set()
@@ -275,11 +275,11 @@ async def test_a_workspace_that_does_not_fit_into_its_memory_is_an_error(docker_
 async def test_a_container_that_stands_still_is_given_up(
     docker_engine: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(container_session, "DEAF", 0.5)
+    monkeypatch.setattr(container_transport, "KILL_TIME", 0.5)
     async with ContainerExecutor(ContainerConfig(image=IMAGE, docker_host=docker_engine, grace=0.5)) as executor:
         await executor.run("x = 1")
-        assert executor._session is not None
-        container = executor._session._container
+        assert executor._connection is not None
+        container = executor._connection.transport._container
         await asyncio.to_thread(engine._api.pause, container)
         async with asyncio.timeout(60):
             result = await executor.run("x", timeout=0.5)

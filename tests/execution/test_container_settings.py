@@ -15,8 +15,7 @@ import pytest
 from carrel.errors import ConfigurationError
 from carrel.execution.config import ContainerConfig, Limits, Mount, SubprocessConfig
 from carrel.execution.container_executor import container_of, environment_of, host_of, image_of, platform_of, user_of
-from carrel.execution.container_session import ContainerSession
-from carrel.execution.container_stream import ContainerStream
+from carrel.execution.container_transport import ContainerStream, ContainerTransport
 from carrel.guest.channel import ChannelError
 from carrel.guest.worker.container_init import CONTROL, HEAD
 from tests.execution.kinds import IN_CONTAINERS
@@ -122,22 +121,22 @@ def test_what_is_tried_in_containers_is_there() -> None:
 async def test_answers_that_the_worker_has_not_read_are_bounded() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
-        session = ContainerSession({}, engine=None)  # type: ignore[arg-type]
-        stream = ContainerStream(session._heard_frame, session._stream_ended)
+        transport = ContainerTransport(engine=None)  # type: ignore[arg-type]
+        stream = ContainerStream(transport._take_frame, transport._stream_ended)
         await asyncio.get_running_loop().create_connection(lambda: stream, sock=ours)
-        session._stream = stream
+        transport._stream = stream
         answer = {"op": "answer", "call": 1, "value": "x" * 1_000_000}
-        session._send(answer, most_unread=1_500_000)
+        transport.send(answer, max_unread=1_500_000)
         with pytest.raises(ChannelError, match="wait to be read already"):
-            session._send(answer, most_unread=1_500_000)
+            transport.send(answer, max_unread=1_500_000)
         said = json.dumps({"op": "passed", "bytes": 1_000_000}).encode()
         frame = HEAD.pack(CONTROL, len(said)) + said
         theirs.sendall(b"\1\0\0\0" + len(frame).to_bytes(4, "big") + frame)
         for _ in range(6000):
-            if session._unread <= 1000:
+            if transport._unread <= 1000:
                 break
             await asyncio.sleep(0.01)
-        session._send(answer, most_unread=1_500_000)
+        transport.send(answer, max_unread=1_500_000)
         stream.close()
 
 

@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 
-from carrel.errors import CarrelError, ExecutorClosed, ForkRefused, PlaceLost, WorkerLost
-from carrel.execution import live_session
+from carrel.errors import ExecutorClosed, ForkRefused, PlaceLost, WorkerLost
+from carrel.execution import connection
 from carrel.execution.capabilities import probe
-from carrel.execution.config import SubprocessConfig
-from carrel.execution.init_control import InitControl
+from carrel.execution.config import InProcessConfig, SubprocessConfig
+from carrel.execution.in_process import InProcessExecutor
+from carrel.execution.init_client import InitClient
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.execution.zygote_client import Family, SpawnFailed, Zygotes, shared
+from carrel.execution.zygote_client import SpawnFailed, ZygoteKey, Zygotes, shared
 from tests.execution.conftest import Here
 from tests.execution.processes import alive, descendants, groups_of, mounts, started, until, wait_gone
 
@@ -37,14 +38,18 @@ async def executor(request: pytest.FixtureRequest) -> AsyncIterator[SubprocessEx
 
 
 def session_of(executor: SubprocessExecutor) -> Any:
-    return executor._session
+    return executor._connection
 
 
 async def frozen(executor: SubprocessExecutor, besides: int = 0) -> int:
     """The frozen fork that is kept, once there is one besides an older one."""
 
     def kept() -> int:
-        return session_of(executor)._frozen[2] if session_of(executor)._frozen is not None else besides
+        return (
+            session_of(executor).transport._snapshot[2]
+            if session_of(executor).transport._snapshot is not None
+            else besides
+        )
 
     await until(lambda: kept() != besides)
     return kept()
@@ -59,7 +64,7 @@ async def run_and_freeze(executor: SubprocessExecutor, code: str) -> None:
 
 
 async def test_the_worker_is_killed_while_it_starts(executor: SubprocessExecutor) -> None:
-    zygote = shared.take(Family(sys.executable))
+    zygote = shared.take(ZygoteKey(sys.executable))
     await asyncio.wrap_future(zygote.ready)
     before = descendants(zygote.pid)
     starting = asyncio.ensure_future(executor.start())
@@ -70,7 +75,7 @@ async def test_the_worker_is_killed_while_it_starts(executor: SubprocessExecutor
             except ProcessLookupError:
                 continue
         await asyncio.sleep(0)
-    zygote.give_back()
+    zygote.release()
     if starting.exception() is not None:
         assert isinstance(starting.exception(), SpawnFailed)
     await executor.run("1")
@@ -82,15 +87,15 @@ async def test_an_interrupt_that_came_right_before_a_system_call_ends_it(
 ) -> None:
     """Python sees it only when the call ends, however long that takes; so another signal follows."""
     await executor.run("import signal, time")
-    session, sent = session_of(executor), []
-    plain = session._signal
+    transport, sent = session_of(executor).transport, []
+    plain = transport.signal
 
     def signalled(number: int) -> None:
         sent.append(number)
         if number != signal.SIGINT:
             plain(number)
 
-    monkeypatch.setattr(session, "_signal", signalled)
+    monkeypatch.setattr(transport, "signal", signalled)
     # As one that Python has been told of and has not looked at: it is seen when the sleep is disturbed.
     code = "signal.signal(signal.SIGWINCH, signal.default_int_handler)\ntime.sleep(60)"
     running = asyncio.create_task(executor.run(code))
@@ -112,15 +117,15 @@ async def test_an_interrupt_right_after_the_start_is_not_lost(
     executor: SubprocessExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where init, on a busy machine, names the worker long after that has begun to speak."""
-    heard = InitControl._heard
+    heard = InitClient._on_record
 
-    def late(self: InitControl, record: dict[str, Any], fds: list[int]) -> None:
+    def late(self: InitClient, record: dict[str, Any], fds: list[int]) -> None:
         if record.get("op") == "worker":
             asyncio.get_running_loop().call_later(0.3, heard, self, record, fds)
         else:
             heard(self, record, fds)
 
-    monkeypatch.setattr(InitControl, "_heard", late)
+    monkeypatch.setattr(InitClient, "_on_record", late)
     await executor.start()
     running = asyncio.ensure_future(executor.run("while True: pass"))
     await asyncio.sleep(0.05)
@@ -130,19 +135,21 @@ async def test_an_interrupt_right_after_the_start_is_not_lost(
 
 async def test_the_place_that_was_built_ahead_is_killed() -> None:
     """Whenever that happens, the next session starts."""
-    zygote = shared.take(Family(sys.executable))
+    zygote = shared.take(ZygoteKey(sys.executable))
     await asyncio.wrap_future(zygote.ready)
     killed = 0
     for _ in range(20):
         async with SubprocessExecutor(SubprocessConfig(sandbox="required")) as executor:
             assert (await executor.run("1 + 1")).value == 2
-            own = {session_of(executor).init.pid} | descendants(session_of(executor).init.pid).keys()
+            own = {session_of(executor).transport.init.pid} | descendants(
+                session_of(executor).transport.init.pid
+            ).keys()
             await asyncio.sleep(0.05)
             for pid in descendants(zygote.pid).keys() - own:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                     killed += 1
-    zygote.give_back()
+    zygote.release()
     assert killed > 10
 
 
@@ -158,7 +165,7 @@ async def test_the_worker_is_killed_before_what_a_run_did_was_kept(executor: Sub
     for _ in range(20):
         await run_and_freeze(executor, "x = 1\ny = len([x])")
         await executor.run("x = 2\ny = len([x])")
-        session_of(executor)._signal(signal.SIGKILL)
+        session_of(executor).transport.signal(signal.SIGKILL)
         await until(lambda: not session_of(executor).worker_alive)
         result = await executor.run("x")
         # Where the machine paused in between, the fork was made in time.
@@ -170,10 +177,10 @@ async def test_the_worker_is_killed_before_what_a_run_did_was_kept(executor: Sub
     raise AssertionError("the fork was always made in time")
 
 
-async def test_what_is_gone_is_told_by_the_next_run_also_where_a_command_or_a_fork_met_the_end(
+async def test_what_is_gone_is_told_by_the_next_run_also_where_a_request_or_a_fork_met_the_end(
     executor: SubprocessExecutor,
 ) -> None:
-    requests = [lambda: executor.exec("sleep 60")]
+    requests = [executor.variables, lambda: executor.set_variables({"z": 1})]
     if executor.config.sandbox == "required":
         requests.append(executor.fork)
     for ask in requests:
@@ -183,7 +190,7 @@ async def test_what_is_gone_is_told_by_the_next_run_also_where_a_command_or_a_fo
             await executor.run("x = 2\ny = len([x])")
             asked = asyncio.ensure_future(ask())
             await asyncio.sleep(0)
-            session_of(executor)._signal(signal.SIGKILL)
+            session_of(executor).transport.signal(signal.SIGKILL)
             with contextlib.suppress(WorkerLost, ForkRefused):
                 await (await asked).close()  # type: ignore[attr-defined]
             result = await executor.run("x")
@@ -200,14 +207,14 @@ async def test_a_frozen_fork_that_does_not_go_on_costs_the_variables_and_not_the
     executor: SubprocessExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await executor.start()
-    monkeypatch.setattr(live_session, "READY", 10.0)
+    monkeypatch.setattr(connection, "READY", 10.0)
     await run_and_freeze(
         executor,
         "import os, time\nos.register_at_fork(after_in_child=lambda: time.sleep(1000))\nopen('f', 'w').write('kept')",
     )
     result = await executor.run("os.kill(os.getpid(), 9)")
     assert (result.error_type, result.state) == ("Crashed", "lost")
-    assert "did not go on" in result.state_reason
+    assert "did not continue" in result.state_reason
     assert (await executor.run("open('f').read()")).value == "kept"
 
 
@@ -219,7 +226,7 @@ async def test_there_is_one_frozen_fork_at_every_moment(executor: SubprocessExec
         end = time.monotonic() + 0.001 + n % 30 * 0.0001
         while time.monotonic() < end:  # not asleep, which would take longer than this
             pass
-        session_of(executor)._signal(signal.SIGKILL)
+        session_of(executor).transport.signal(signal.SIGKILL)
         await until(lambda: not session_of(executor).worker_alive)
         result = await executor.run("x")
         assert (result.state, result.value) in (("restored", 1), ("kept", 2)), result.state_reason
@@ -230,7 +237,7 @@ async def test_the_worker_is_killed_while_it_runs(executor: SubprocessExecutor) 
     await executor.run("x = 5")
     running = asyncio.ensure_future(executor.run("x = 6\nhere()\nwhile True: pass"))
     await here.came()
-    os.kill(pid_of(session_of(executor)._worker_fd), signal.SIGKILL)
+    os.kill(pid_of(session_of(executor).transport._worker_fd), signal.SIGKILL)
     result = await running
     assert (result.error_type, result.state) == ("Crashed", "restored")
     assert "SIGKILL" in (result.error or "")
@@ -239,7 +246,7 @@ async def test_the_worker_is_killed_while_it_runs(executor: SubprocessExecutor) 
 
 async def test_the_worker_is_killed_in_a_host_call(executor: SubprocessExecutor) -> None:
     async def kill(name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
-        os.kill(pid_of(session_of(executor)._worker_fd), signal.SIGKILL)
+        os.kill(pid_of(session_of(executor).transport._worker_fd), signal.SIGKILL)
         await asyncio.sleep(600)
 
     executor.handlers["kill"] = kill
@@ -249,15 +256,17 @@ async def test_the_worker_is_killed_in_a_host_call(executor: SubprocessExecutor)
     assert (await executor.run("x")).value == 5
 
 
-async def test_the_worker_is_killed_in_a_command(executor: SubprocessExecutor) -> None:
+async def test_the_worker_is_killed_beside_a_command(executor: SubprocessExecutor) -> None:
     await run_and_freeze(executor, "x = 5")
     begun = asyncio.Event()
-    running = asyncio.ensure_future(executor.exec("echo begun; sleep 300", on_output=lambda _: begun.set()))
+    waits = "echo begun; while ! [ -e go ]; do sleep 0.01; done; echo done"
+    running = asyncio.ensure_future(executor.exec(waits, on_output=lambda _: begun.set()))
     await asyncio.wait_for(begun.wait(), 60)
     session_of(executor).kill()
-    with pytest.raises(CarrelError):
-        await running
+    await until(lambda: not session_of(executor).worker_alive)
     assert (await executor.run("x")).value == 5
+    await executor.write_file("go", "")
+    assert (await running).stdout == "begun\ndone\n"
 
 
 async def test_the_worker_is_killed_in_a_fork() -> None:
@@ -279,7 +288,7 @@ async def test_the_worker_is_killed_in_a_fork() -> None:
 
 async def test_the_worker_is_killed_while_it_is_closed(executor: SubprocessExecutor) -> None:
     await executor.run("1")
-    processes = descendants(session_of(executor).init.pid)
+    processes = descendants(session_of(executor).transport.init.pid)
     closing = asyncio.ensure_future(executor.close())
     session_of(executor).kill() if session_of(executor) else None
     await closing
@@ -330,7 +339,7 @@ async def test_a_worker_cannot_have_the_host_signal_a_process_of_its_choice() ->
 
 async def test_the_frozen_fork_is_killed_too(executor: SubprocessExecutor) -> None:
     await run_and_freeze(executor, "x = 5")
-    os.kill(pid_of(session_of(executor)._frozen[1]), signal.SIGKILL)
+    os.kill(pid_of(session_of(executor).transport._snapshot[1]), signal.SIGKILL)
     result = await executor.run("import os; os._exit(1)")
     assert result.state in ("restored", "lost")  # A new one may have been made before the code ran.
     assert (await executor.run("1 + 1")).value == 2
@@ -338,7 +347,7 @@ async def test_the_frozen_fork_is_killed_too(executor: SubprocessExecutor) -> No
 
 async def test_init_is_killed(executor: SubprocessExecutor) -> None:
     await executor.run("x = 5")
-    init = session_of(executor).init.pid
+    init = session_of(executor).transport.init.pid
     processes = descendants(init)
     os.kill(init, signal.SIGKILL)
     assert await asyncio.to_thread(wait_gone, dict(list(processes.items())[:1])) == []
@@ -357,8 +366,8 @@ async def test_init_is_killed_under_a_command() -> None:
         begun = asyncio.Event()
         running = asyncio.ensure_future(executor.exec("echo begun; sleep 300", on_output=lambda _: begun.set()))
         await asyncio.wait_for(begun.wait(), 60)
-        os.kill(session_of(executor).init.pid, signal.SIGKILL)
-        with pytest.raises(PlaceLost, match="what was changed in its files is gone too; a fresh one was opened"):
+        os.kill(session_of(executor).transport.init.pid, signal.SIGKILL)
+        with pytest.raises(PlaceLost, match="what was changed in its files is gone"):
             await running
         with pytest.raises(FileNotFoundError):
             await executor.read_file("made.txt")
@@ -404,22 +413,61 @@ async def test_the_zygote_is_killed_and_the_next_start_makes_a_new_one(executor:
 
 async def test_an_unused_zygote_is_ended() -> None:
     zygotes = Zygotes(idle=0.2)
-    zygote = zygotes.take(Family(sys.executable))
+    zygote = zygotes.take(ZygoteKey(sys.executable))
     await asyncio.wrap_future(zygote.ready)
     began = {zygote.pid: started(zygote.pid) or ""}
     await asyncio.sleep(0.5)
     assert alive(began) == [zygote.pid]
-    zygote.give_back()
+    zygote.release()
     assert await asyncio.to_thread(wait_gone, began) == []
-    other = zygotes.take(Family(sys.executable))
+    other = zygotes.take(ZygoteKey(sys.executable))
     assert other is not zygote
-    other.give_back()
+    other.release()
     await asyncio.to_thread(zygotes.end_all)
+
+
+async def test_a_zygote_that_does_not_read_blocks_nothing() -> None:
+    zygotes = Zygotes()
+    zygote = zygotes.take(ZygoteKey(sys.executable))
+    await asyncio.wrap_future(zygote.ready)
+    os.kill(zygote.pid, signal.SIGSTOP)
+    requests = [zygote.spawn({"filler": "x" * 10_000}, []) for _ in range(500)]
+    assert not any(request.done() for request in requests)
+    for request in requests[1:]:
+        request.cancel()
+    os.kill(zygote.pid, signal.SIGCONT)
+    with pytest.raises(SpawnFailed):
+        await asyncio.wait_for(asyncio.wrap_future(requests[0]), 60)
+    zygote.release()
+    await asyncio.to_thread(zygotes.end_all)
+
+
+async def test_a_zygote_that_does_not_read_can_be_ended() -> None:
+    zygotes = Zygotes()
+    zygote = zygotes.take(ZygoteKey(sys.executable))
+    await asyncio.wrap_future(zygote.ready)
+    os.kill(zygote.pid, signal.SIGSTOP)
+    requests = [zygote.spawn({"filler": "x" * 10_000}, []) for _ in range(500)]
+    await asyncio.wait_for(asyncio.to_thread(zygotes.end_all), 60)
+    with pytest.raises(SpawnFailed):
+        await asyncio.wait_for(asyncio.wrap_future(requests[-1]), 60)
+
+
+async def test_the_event_loop_goes_on_while_a_workspace_is_read(tmp_path: Path) -> None:
+    for number in range(2000):
+        (tmp_path / f"{number}").write_text("x")
+    executor = InProcessExecutor(InProcessConfig(workspace=tmp_path))
+    starting, turns = asyncio.ensure_future(executor.start()), 0
+    while not starting.done():
+        await asyncio.sleep(0)
+        turns += 1
+    await executor.close()
+    assert turns > 20
 
 
 async def test_a_python_that_does_not_start_is_named() -> None:
     zygotes = Zygotes()
-    zygote = zygotes.take(Family("/usr/bin/false"))
+    zygote = zygotes.take(ZygoteKey("/usr/bin/false"))
     with pytest.raises(SpawnFailed, match="/usr/bin/false"):
         await asyncio.wrap_future(zygote.ready)
 
@@ -430,14 +478,14 @@ async def test_a_python_that_writes_much_while_it_starts(tmp_path: Path) -> None
     python.write_text(f'#!/bin/sh\n{flood}\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     zygotes = Zygotes()
-    zygote = zygotes.take(Family(str(python)))
+    zygote = zygotes.take(ZygoteKey(str(python)))
     found = await asyncio.wait_for(asyncio.wrap_future(zygote.ready), 30)
     assert found["pid"] == zygote.pid
-    zygote.give_back()
+    zygote.release()
     await asyncio.to_thread(zygotes.end_all)
     python.write_text(f"#!/bin/sh\n{flood}\n")
     with pytest.raises(SpawnFailed, match="the last line"):
-        await asyncio.wait_for(asyncio.wrap_future(zygotes.take(Family(str(python))).ready), 30)
+        await asyncio.wait_for(asyncio.wrap_future(zygotes.take(ZygoteKey(str(python))).ready), 30)
 
 
 ELSEWHERE = """

@@ -103,6 +103,6 @@ def test_a_flood_of_descriptors_under_way_harms_no_other_session() -> None:
         *(f"{n} None" for n in range(6, 11)),
         "here",
         "new",
-        f"Crashed lost the host could not be given one: {refused}",
+        f"Crashed lost it could not be passed to the host: {refused}",
         "2",
     ], done.stderr

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from carrel.execution import file_changes
+from carrel.execution.commands_and_files import CommandsAndFiles
 from carrel.execution.config import Mount, SubprocessConfig
 from carrel.execution.executor import FileChange
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.execution.workspace_files import WorkspaceFiles
 
 WORK = """
 import json, os, shutil, sys
@@ -64,7 +64,7 @@ def base_in(folder: Path) -> Path:
 
 async def both(executor: SubprocessExecutor) -> tuple[list[FileChange], str]:
     """What the executor finds, which is what a listing finds."""
-    before, now = await WorkspaceFiles._before_and_now(executor)
+    before, now = await CommandsAndFiles._before_and_now(executor)
     listed = await file_changes.changes(before, now, executor.read_file)
     found = await executor.changed_files()
     assert found == listed

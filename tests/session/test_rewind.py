@@ -210,7 +210,7 @@ async def test_code_cannot_see_change_or_stop_a_checkpoint(sandboxed: Session) -
 async def test_a_checkpoint_that_does_not_answer_is_abandoned(
     sandboxed: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("carrel.execution.local_session.READY", 1.0)
+    monkeypatch.setattr("carrel.execution.local_transport.READY", 1.0)
     async with sandboxed as session:
         await session.run("x = 1")
         point = await session.checkpoint()
@@ -231,7 +231,7 @@ async def test_a_stopped_interpreter_is_continued_for_a_checkpoint(sandboxed: Se
         await session.run("x = 2")
         worker = (await session.run("import os\nos.getpid()")).value
         await session.execute_command(f"(sleep 0.5; kill -STOP {worker}) & echo begun")
-        watched = Path(f"/proc/self/fdinfo/{session.executor._session._worker_fd}")  # type: ignore[attr-defined]
+        watched = Path(f"/proc/self/fdinfo/{session.executor._connection.transport._worker_fd}")  # type: ignore[attr-defined]
         there = next(line.split()[1] for line in watched.read_text().splitlines() if line.startswith("Pid:"))
         for _ in range(3000):
             if "\nState:\tT" in Path(f"/proc/{there}/status").read_text():

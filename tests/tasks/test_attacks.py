@@ -429,9 +429,9 @@ async def test_a_sandbox_that_died_is_not_judged_as_unchanged(
 ) -> None:
     executor = await open_sample(calc_sample)
     await executor.exec(SOLVE)
-    assert executor._session is not None
-    assert executor._session.init is not None
-    os.kill(executor._session.init.pid, signal.SIGKILL)
+    assert executor._connection is not None
+    assert executor._connection.transport.init is not None
+    os.kill(executor._connection.transport.init.pid, signal.SIGKILL)
     with pytest.raises(PlaceLost):
         await executor.exec("true")
     assert (await executor.exec("true")).success

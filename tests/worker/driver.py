@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import json
 import os
@@ -271,22 +270,6 @@ class Session:
             text += self.stdout.take()
             time.sleep(0.001)
         return text
-
-    # --- commands ---------------------------------------------------------------------------------------------------
-
-    def execute(self, command: str | list[str], **options: Any) -> dict[str, Any]:
-        if isinstance(options.get("stdin"), bytes):
-            options["stdin"] = base64.b64encode(options["stdin"]).decode()
-        number = self.ask(op="exec", command=command, **options)
-        pieces: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
-
-        def ended(record: Record) -> bool:
-            if record.get("op") == "output" and record["id"] == number:
-                pieces[record["stream"]].append(base64.b64decode(record["data"]))
-            return bool(record.get("op") == "done" and record.get("id") == number)
-
-        answer = self.until(ended)
-        return {**answer, **{stream: b"".join(found) for stream, found in pieces.items()}}
 
     # --- forks ------------------------------------------------------------------------------------------------------
 

@@ -193,27 +193,6 @@ def test_above_the_ceiling_none_is_kept() -> None:
         assert session.frozen == []
 
 
-def test_a_frozen_fork_holds_no_pipe_of_a_command(session: Session) -> None:
-    number = session.ask(op="exec", command="cat; echo ended", stdin="aGVsbG8=")
-    session.value("x = len([1])")
-    session.wait_frozen()
-    assert session.frozen
-    assert any(r.get("id") == number and r["op"] == "done" for r in session.records) or session.result(number)
-    session.execute("sleep 1000 & :")
-    session.value("x = len([2])")
-    session.wait_frozen()
-    _until(lambda: len(frozen_forks(session)) == 1)
-    (frozen,) = frozen_forks(session)
-    pipes = [os.readlink(fd) for fd in Path(f"/proc/{frozen}/fd").iterdir()]
-    own = [os.readlink(fd) for fd in Path(f"/proc/{session.pid}/fd").iterdir()]
-    assert {pipe for pipe in pipes if pipe.startswith("pipe:")} <= {pipe for pipe in own if pipe.startswith("pipe:")}
-    (left,) = session.request(op="processes")["processes"]
-    session.crash("import os; os._exit(1)")
-    session.wake()
-    assert [found["pid"] for found in session.request(op="processes")["processes"]] == [left["pid"]]
-    assert session.request(op="kill", pid=left["pid"])["killed"] is True
-
-
 def test_what_was_killed_between_cells_goes_on_too(session: Session) -> None:
     session.value("x = len([1, 2])")
     session.wait_frozen()

@@ -14,6 +14,7 @@ import carrel.guest.sandbox
 from carrel.errors import SandboxUnavailable
 from carrel.execution.config import SandboxMode, SubprocessConfig
 from carrel.execution.docker_engine import connect
+from carrel.guest.sandbox.namespaces import offers_root
 
 NEEDED = ("user", "mount", "pid")
 WHAT = {
@@ -164,6 +165,8 @@ class Confinement:
             found.add("filesystem_isolation")
             if "net" in self.parts and not config.network:
                 found.add("network_isolation")
+            if offers_root():
+                found.add("root_user")
         # Without a cgroup the limit holds for each process and not for their sum: that is less than the word says.
         if config.limits.memory is not None and "memory" in self.groups:
             found.add("memory_limit")

@@ -18,12 +18,13 @@ from collections.abc import Callable
 from typing import Any
 
 from carrel.execution import thread_streams
+from carrel.execution.async_channel import Record
 from carrel.execution.host_calls import known_errors
-from carrel.execution.host_line import Record
 from carrel.guest.worker import display, tracebacks, values
 from carrel.guest.worker.code_cell import Cell
 from carrel.guest.worker.host_errors import error_class
 from carrel.guest.worker.std_streams import no_input
+from carrel.guest.worker.variables import ListVariables
 
 Done = Callable[[Record], None]
 _threads = itertools.count(1)
@@ -59,6 +60,7 @@ class CodeThread:
         names = types.ModuleType("__main__").__dict__
         names["__builtins__"] = own
         names.update(self._given(own))
+        self._own = dict(names)
         return names
 
     def _display(self, *shown: object) -> None:
@@ -72,8 +74,9 @@ class CodeThread:
     def reset(self) -> None:
         self.names = self._fresh_names()
 
-    def run(self, code: str, sinks: thread_streams.Sinks, done: Done) -> None:
-        """Have it run; `done` is called in this thread with the same record that a worker sends."""
+    def run(self, code: str | None, sinks: thread_streams.Sinks, done: Done) -> None:
+        """Have it run, or the variables listed without code. `done` is called in this thread with the record that a
+        worker would send."""
         context = contextvars.Context()
         with self._lock:
             self._queued, self._early = True, False
@@ -109,7 +112,7 @@ class CodeThread:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.close()
 
-    def _cell(self, code: str, sinks: thread_streams.Sinks, done: Done) -> None:
+    def _cell(self, code: str | None, sinks: thread_streams.Sinks, done: Done) -> None:
         thread_streams.begin(sinks)
         answer: Record = {}
         cpu = time.thread_time()
@@ -140,8 +143,8 @@ class CodeThread:
         if early:
             raise KeyboardInterrupt
 
-    def _ran(self, code: str, filename: str) -> Record:
-        cell = Cell(code, filename)
+    def _ran(self, code: str | None, filename: str) -> Record:
+        cell: Any = ListVariables(self._own) if code is None else Cell(code, filename)
         value = self._awaited(cell) if cell.is_async else cell.run(self.names)
         rich = display.bundle(value)
         if rich is not None:

@@ -14,15 +14,16 @@ from typing import Any, Self
 from uuid import uuid4
 
 from carrel.errors import CarrelError, ExecutorClosed, ForkRefused, SandboxUnavailable
-from carrel.execution import file_changes, requests, temp_dirs
+from carrel.execution import file_changes, temp_dirs
+from carrel.execution.commands_and_files import list_entries, tree_of
 from carrel.execution.config import ContainerConfig, Mount, path_of, settings_of
-from carrel.execution.container_session import PACKAGES, ContainerSession
+from carrel.execution.connection import SpawnFailed, WorkerConnection
+from carrel.execution.container_transport import PACKAGES, ContainerTransport
 from carrel.execution.docker_engine import LABEL, Engine, connect
 from carrel.execution.environments import NEUTRAL, Environment, has_installer
 from carrel.execution.executor import Handler, Moment
 from carrel.execution.file_changes import Tree, seen_below
 from carrel.execution.host_calls import known_errors
-from carrel.execution.live_session import SpawnFailed
 from carrel.execution.packages import MARK, Packages, found_in_names, made_ready
 from carrel.execution.packed_image import default_tag
 from carrel.execution.worker_executor import WorkerExecutor
@@ -196,6 +197,7 @@ async def container_packages(config: ContainerConfig, facts: Mapping[str, Any]) 
     return packages
 
 
+ContainerConnection = WorkerConnection[ContainerTransport]
 ALWAYS = {"timeout", "reset", "interrupt", "streaming"}
 ISOLATED = {"process_isolation", "container_isolation", "filesystem_isolation"}
 
@@ -204,7 +206,7 @@ class ContainerExecutor(WorkerExecutor):
     """See `Executor` for what is promised; `ContainerConfig` for what can be set."""
 
     config: ContainerConfig
-    _session: ContainerSession | None
+    _connection: ContainerConnection | None
     _packages: ContainerPackages | None
 
     def __init__(self, config: ContainerConfig | None = None, *, handlers: dict[str, Handler] | None = None) -> None:
@@ -215,30 +217,32 @@ class ContainerExecutor(WorkerExecutor):
 
     # --- life -------------------------------------------------------------------------------------------------------
 
-    async def _open(self) -> ContainerSession:
+    async def _open(self) -> ContainerConnection:
         config = self.config
         engine = await asyncio.to_thread(self._engine)
         await asyncio.to_thread(self._need, engine)
-        session = ContainerSession(self.handlers, engine)
+        connection = WorkerConnection(ContainerTransport(engine), self.handlers)
         try:
             async with asyncio.timeout(config.startup_timeout) as patience:
                 labels = {LABEL: uuid4().hex, "carrel.host": f"{os.uname().nodename}:{os.getpid()}"}
                 container = container_of(config, self._user, labels)
-                await session.begin(container, host_of(config, counts_files=engine.counts_files), PROGRAM)
+                await connection.transport.create(container, host_of(config, counts_files=engine.counts_files), PROGRAM)
                 patience.reschedule(None)
-                await self._make_packages(session)
-                await self._bring_workspace(session)
+                await self._make_packages(connection)
+                await self._bring_workspace(connection)
                 patience.reschedule(asyncio.get_running_loop().time() + config.startup_timeout)
-                await session.start(self._settings(), environment_of(config, session.facts["path"]))
+                environment = environment_of(config, connection.transport.facts["path"])
+                connection.transport.start(self._settings(), environment)
+                await connection.wait_ready("start")
         except TimeoutError:
-            await session.close()
+            await connection.close()
             raise SpawnFailed("start", None, f"it was not ready within {config.startup_timeout:g} s") from None
         except BaseException:
-            await session.close()
+            await connection.close()
             raise
         if config.workspace is not None:
-            await self._look_at_workspace(session)
-        return session
+            await self._look_at_workspace(connection)
+        return connection
 
     def _engine(self) -> Engine:
         return connect(self.config.remote_url or self.config.docker_host, self.config.auth_token)
@@ -306,7 +310,7 @@ class ContainerExecutor(WorkerExecutor):
 
     # --- files ------------------------------------------------------------------------------------------------------
 
-    async def _bring_workspace(self, session: ContainerSession) -> None:
+    async def _bring_workspace(self, connection: ContainerConnection) -> None:
         """A workspace that stays as it is on the host is copied in."""
         given = path_of(self.config.workspace)
         if given is None or self.config.workspace_mode != "overlay":
@@ -314,16 +318,17 @@ class ContainerExecutor(WorkerExecutor):
         folder = temp_dirs.new_folder("workspace")
         try:
             await asyncio.to_thread(_pack, given, folder / "workspace.tar", self._numbers())
-            await session.unpack(folder / "workspace.tar", self.config.workspace_at)
+            await connection.transport.unpack(folder / "workspace.tar", self.config.workspace_at)
         finally:
             await asyncio.to_thread(temp_dirs.remove, folder)
 
-    async def _look_at_workspace(self, session: ContainerSession) -> None:
+    async def _look_at_workspace(self, connection: ContainerConnection) -> None:
         """Remember how it begins."""
         given, mode = path_of(self.config.workspace), self.config.workspace_mode
         assert given is not None
         if mode == "overlay":
-            self._before = file_changes.Copied(given, await requests.seen_inside(session.request))
+            entries = await list_entries(await connection.commands.get("agent"), ".", recursive=True)
+            self._before = file_changes.Copied(given, tree_of(entries))
         elif isinstance(self._before, file_changes.Empty):
             kind = file_changes.Remembered if mode == "rw" else file_changes.Folder
             self._before = await asyncio.to_thread(kind, given)
@@ -334,12 +339,12 @@ class ContainerExecutor(WorkerExecutor):
 
     # --- packages ---------------------------------------------------------------------------------------------------
 
-    async def _make_packages(self, session: ContainerSession) -> None:
+    async def _make_packages(self, connection: ContainerConnection) -> None:
         if self._packages is None:
-            self._packages = await container_packages(self.config, session.facts)
+            self._packages = await container_packages(self.config, connection.transport.facts)
         else:
             self._packages.brought({})
-        await self._bring_packages(session)
+        await self._bring_packages(connection)
 
     async def _with_packages(self) -> Packages:
         if self._packages is None:
@@ -348,7 +353,7 @@ class ContainerExecutor(WorkerExecutor):
             raise ExecutorClosed("this executor is closed; make another")
         return self._packages
 
-    async def _bring_packages(self, session: ContainerSession) -> None:
+    async def _bring_packages(self, connection: ContainerConnection) -> None:
         async with self._bringing:
             packages = self._packages
             if packages is None or not await asyncio.to_thread(packages.is_behind):
@@ -357,21 +362,21 @@ class ContainerExecutor(WorkerExecutor):
             try:
                 archive = folder / "packages.tar"
                 gone, now = await asyncio.to_thread(packages.changes, archive, self._numbers())
-                await session.unpack(archive, PACKAGES, gone)
+                await connection.transport.unpack(archive, PACKAGES, gone)
                 packages.brought(now)
             finally:
                 await asyncio.to_thread(temp_dirs.remove, folder)
 
     async def install(self, requirements: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:
         changed = await super().install(requirements, constraints)
-        if self._session is not None:
-            await self._bring_packages(self._session)
+        if self._connection is not None:
+            await self._bring_packages(self._connection)
         return changed
 
     async def uninstall(self, names: Sequence[str]) -> list[str]:
         removed = await super().uninstall(names)
-        if self._session is not None:
-            await self._bring_packages(self._session)
+        if self._connection is not None:
+            await self._bring_packages(self._connection)
         return removed
 
 

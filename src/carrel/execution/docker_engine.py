@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any, BinaryIO
 
 from carrel.errors import SandboxUnavailable
-from carrel.execution.live_session import SpawnFailed
+from carrel.execution.connection import SpawnFailed
 
 LABEL = "carrel.session"
 """Every container of ours has it."""
@@ -162,7 +162,9 @@ class Engine:
         except SpawnFailed as problem:
             if '"python3"' not in str(problem):
                 raise
-            raise SpawnFailed(problem.step, None, f"{problem.said}; the image needs a Python of 3.9 or newer") from None
+            raise SpawnFailed(
+                problem.step, None, f"{problem.message}; the image needs a Python of 3.9 or newer"
+            ) from None
 
     def remove(self, container: str) -> None:
         """End it, whatever it is doing; returns when it is gone."""

@@ -82,16 +82,33 @@ class ExecutionResult:
 class CommandResult:
     """What came of one command."""
 
-    stdout: str = ""
-    stderr: str = ""
+    stdout: Any = ""
+    """A str; bytes with `text=False`. The same for `stderr` and `output`."""
+    stderr: Any = ""
     exit_code: int = 0
-    """As a shell tells it: 128 and the signal's number for one that was killed, 124 when time was up."""
+    """As in a shell: 128 and the signal's number for one that was killed, 124 after a timeout."""
     duration: float = 0.0
     timed_out: bool = False
+    output: Any = ""
+    """Both streams in the order in which they were written."""
+    truncated: bool = False
+    """Whether some of the output was left out."""
 
     @property
     def success(self) -> bool:
         return self.exit_code == 0 and not self.timed_out
+
+
+@dataclass(slots=True, frozen=True)
+class Variable:
+    """A variable of the session's code."""
+
+    name: str
+    type: str
+    size: int
+    """Bytes of the object itself, without what it refers to."""
+    preview: str
+    """The beginning of its `repr`; empty where calling that took too long."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -102,35 +119,6 @@ class RunningCommand:
     """Of its first process, as the session sees it; that one may have ended."""
     command: str
     started: datetime
-
-
-@dataclass(slots=True, frozen=True)
-class CommandEnded:
-    """How a command ended that was run for a call."""
-
-    exit_code: int
-    """As a shell tells it; 127 for a missing program and 126 for one that cannot be started."""
-    timed_out: bool = False
-    error: str | None = None
-    """Why it could not be started."""
-
-
-class RunCommand(Protocol):
-    """Runs a command in the session's place for the call that is being answered, one at a time.
-
-    Never waits for the run, which waits for the call. When time is up, or whoever waits is cancelled, it is gone with
-    all it started."""
-
-    def __call__(
-        self,
-        words: Sequence[str],
-        *,
-        output: Callable[[Literal["stdout", "stderr"], bytes], None],
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
-    ) -> Awaitable[CommandEnded]: ...
 
 
 class RunClock(Protocol):
@@ -148,8 +136,6 @@ class CallContext:
     executor: Executor
     write: Callable[[str], None]
     """Writes into the stdout of that run; does nothing after the run has ended."""
-    run_command: RunCommand
-    """Runs a command in the session for this call, which ends when the call is answered or cancelled."""
     clock: RunClock | None = None
     """The time limit of that run."""
     active: bool = True
@@ -181,6 +167,17 @@ class FileEntry:
     name: str
     kind: Literal["file", "folder", "link"]
     size: int
+
+
+@dataclass(slots=True, frozen=True)
+class FileStat(FileEntry):
+    """What is known of one file; of a link, what is known of its target."""
+
+    mode: int
+    """The permission bits."""
+    mtime: float
+    target: str = ""
+    """Where a link leads."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -232,11 +229,18 @@ class Place(Protocol):
         cwd: FilePath | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bytes | str | None = None,
+        user: str | None = None,
+        text: bool = True,
         on_output: OnOutput | None = None,
+        keep_background: bool = True,
     ) -> CommandResult:
-        """Run a command (text for a shell, or words); when time is up it is gone with all it started.
+        """Run a command (a str for a shell, or a list of arguments), beside other commands and the code.
 
-        `on_output` is told what it writes as it comes, all of it, also what the result's bounds leave out."""
+        On a timeout, or when the caller is cancelled, its whole process tree is killed. A command that cannot be
+        started raises what `subprocess` raises. `user` is "agent" (default) or "root", which is a ConfigurationError
+        where the session has no root. With `text=False` the output is bytes. `on_output` is called with each piece
+        as it comes, also with those that the result leaves out. Without `keep_background`, what the command leaves
+        running in its process group is killed at its end."""
 
     async def processes(self) -> list[RunningCommand]:
         """Commands that have left processes running, as `server & echo started` does, oldest first."""
@@ -248,10 +252,28 @@ class Place(Protocol):
         """Relative to the workspace. Raises FileNotFoundError, IsADirectoryError, PermissionError as `open` does."""
 
     async def write_file(self, path: FilePath, data: bytes | str) -> None:
-        """Missing folders are made."""
+        """Missing folders are made. The file is replaced as a whole: a failure leaves it as it was."""
 
     async def list_files(self, path: FilePath = ".") -> list[FileEntry]:
         """What is in a folder, by name."""
+
+    async def stat(self, path: FilePath) -> FileStat:
+        """Follows links, as `os.stat`."""
+
+    async def exists(self, path: FilePath) -> bool:
+        """As `os.path.exists`."""
+
+    async def make_dir(self, path: FilePath) -> None:
+        """With missing parents; a folder that exists is no error."""
+
+    async def remove(self, path: FilePath, *, recursive: bool = False) -> None:
+        """A file, a link or an empty folder; with `recursive` a folder and all that is in it."""
+
+    async def move(self, path: FilePath, to: FilePath) -> None:
+        """To exactly that name; a file there is replaced."""
+
+    async def realpath(self, path: FilePath) -> str:
+        """Absolute and without links; FileNotFoundError for what does not exist."""
 
     async def str_replace(self, path: FilePath, old: str, new: str) -> None:
         """Replace the one place where `old` stands; ValueError says how many there are otherwise."""
@@ -278,6 +300,12 @@ class Place(Protocol):
 
     async def fork(self) -> Self:
         """Another executor with the same variables and files, from now on apart; ForkRefused changes nothing."""
+
+    async def variables(self) -> list[Variable]:
+        """The variables that code has made, without those that begin with `_`; at most 1,000. Queues like `run`."""
+
+    async def set_variables(self, variables: Mapping[str, Any]) -> None:
+        """Set variables to data: the types that `run` can return. Queues like `run`."""
 
     async def reset(self) -> None:
         """Forget the variables; files stay."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import builtins
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 from carrel import errors
 from carrel.errors import CarrelError, ToolCallError
-from carrel.execution import requests
-from carrel.execution.executor import CallContext, CommandEnded, Executor, Handler, RunClock, current_call
-from carrel.execution.host_line import Record
+from carrel.execution.async_channel import Record
+from carrel.execution.executor import CallContext, Executor, Handler, RunClock, current_call
 from carrel.guest.channel import ChannelError
 from carrel.guest.worker import values
 from carrel.guest.worker.host_calls import MAX_CALLS
@@ -22,7 +20,6 @@ MOST_OPEN = 2 * MAX_CALLS
 """Twice what a worker asks at once: those that it has given up may not have ended yet."""
 MOST_BYTES = 256 * 1024 * 1024
 """Of the arguments of open calls together; more than twice what a worker asks at once."""
-Output = Callable[[Literal["stdout", "stderr"], bytes], None]
 
 
 class NoSuchName(LookupError):
@@ -90,7 +87,6 @@ class Calls:
         self._write = write
         self._executor = executor
         self._clock = clock
-        self._commands: dict[int, tuple[asyncio.Future[CommandEnded], Output]] = {}
         self._over = False
         self._open: dict[int, asyncio.Task[None]] = {}
         self._bytes = 0
@@ -122,7 +118,7 @@ class Calls:
 
     async def _answer(self, number: int, name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
         answer: Record = {"op": "answer", "call": number}
-        call = CallContext(self._executor, self._written, functools.partial(self._command, number), self._clock)
+        call = CallContext(self._executor, self._written, self._clock)
         current_call.set(call)
         try:
             value = await handler_for(self._handlers, name)(name, args, kwargs)
@@ -134,62 +130,6 @@ class Calls:
         finally:
             call.active = False
         self._send(answer)
-
-    async def _command(
-        self,
-        number: int,
-        words: Sequence[str],
-        *,
-        output: Output,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
-    ) -> CommandEnded:
-        """Asks the worker, as a first answer to the call; see `RunCommand`."""
-        if number in self._commands:
-            raise RuntimeError("a call has one command run at a time")
-        if stdin is not None and len(stdin) > requests.PIECE:
-            raise ValueError(
-                f"its standard input has {len(stdin):,} bytes, and at most {requests.PIECE:,} can be given"
-            )
-        ended: asyncio.Future[CommandEnded] = asyncio.get_running_loop().create_future()
-        self._commands[number] = ended, output
-        wanted = requests.command_request(words, timeout, cwd, env, stdin)
-        del wanted["op"]
-        try:
-            self._send({"op": "answer", "call": number, "run": wanted})
-            return await ended
-        except asyncio.CancelledError:
-            self._send({"op": "answer", "call": number, "run": None})
-            raise
-        finally:
-            del self._commands[number]
-
-    def command_wrote(self, record: Record) -> None:
-        """A piece of a command's output; ChannelError for what is none."""
-        _, output = self._commands.get(_number(record), (None, None))
-        stream, data = record.get("stream"), record.get("data")
-        if (stream != "stdout" and stream != "stderr") or not isinstance(data, str):
-            raise ChannelError("output of a call's command that is none")
-        if output is not None:
-            try:
-                output(stream, base64.b64decode(data))
-            except ValueError:
-                raise ChannelError("output of a call's command that cannot be read") from None
-
-    def command_ended(self, record: Record) -> None:
-        """A command is over; one that nobody waits for any more is nobody's."""
-        ended, _ = self._commands.get(_number(record), (None, None))
-        if ended is not None and not ended.done():
-            code, error = record.get("exit_code"), record.get("error")
-            ended.set_result(
-                CommandEnded(
-                    code if type(code) is int else 126,
-                    record.get("timed_out") is True,
-                    error if isinstance(error, str) else None,
-                )
-            )
 
     def _written(self, text: str) -> None:
         if not self._over:
@@ -206,10 +146,3 @@ class Calls:
         task = self._open.get(number) if type(number) is int else None
         if task is not None:
             task.cancel()
-
-
-def _number(record: Record) -> int:
-    number = record.get("call")
-    if type(number) is not int:
-        raise ChannelError("a command of a call without a number")
-    return number

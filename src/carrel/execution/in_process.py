@@ -4,41 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from carrel.errors import CarrelError, ExecutorClosed, ForkRefused
-from carrel.execution import arguments, file_changes, import_paths, requests, temp_dirs, thread_streams
+from carrel.errors import CarrelError, ConfigurationError, ExecutorClosed, ForkRefused
+from carrel.execution import file_changes, import_paths, temp_dirs, thread_streams
+from carrel.execution.async_channel import Record
 from carrel.execution.code_thread import CodeThread
+from carrel.execution.command_client import CommandClient, CommandServerGone, CommandServers
+from carrel.execution.commands_and_files import CommandsAndFiles
 from carrel.execution.config import InProcessConfig, settings_of
 from carrel.execution.environments import has_installer
-from carrel.execution.executor import (
-    CallContext,
-    CommandEnded,
-    CommandResult,
-    ExecutionResult,
-    FilePath,
-    Handler,
-    Moment,
-    OnOutput,
-    Output,
-    RunningCommand,
-    current_call,
-)
+from carrel.execution.executor import CallContext, ExecutionResult, Handler, Moment, Output, Variable, current_call
 from carrel.execution.host_calls import handler_for, told, whole
-from carrel.execution.host_commands import SHELL, HostCommands
-from carrel.execution.host_line import Record
 from carrel.execution.output import BoundedOutput, Streaming, streamed
 from carrel.execution.packages import Packages, in_process_packages
-from carrel.execution.results import Stop, closed_result, failed_result, finished, misused, stopped
+from carrel.execution.results import (
+    LIST_VARIABLES,
+    RunTimer,
+    closed_result,
+    encode_variables,
+    failed_result,
+    finished,
+    misused,
+    stopped,
+    variables_of,
+)
 from carrel.execution.turns import Turn
-from carrel.execution.workspace_files import WorkspaceFiles
-from carrel.guest.worker import file_requests, values
+from carrel.guest.worker import values
+from carrel.guest.worker.command_server import CommandServer
 from carrel.guest.worker.host_calls import encode_arguments
 from carrel.guest.worker.host_errors import error_from_record
 from carrel.guest.worker.namespaces import namespaces
@@ -48,7 +47,7 @@ _LOOK = 0.02
 """Seconds after which code that waits for the host looks whether it was interrupted."""
 
 
-class InProcessExecutor(WorkspaceFiles):
+class InProcessExecutor(CommandsAndFiles):
     """See `Executor` for what is promised, and `supported_capabilities` for how little of it is isolation.
 
     Code that will not be interrupted (a C function that does not return) is left behind in its thread. What code
@@ -65,10 +64,11 @@ class InProcessExecutor(WorkspaceFiles):
         self._home = Path()
         self._own_home: Path | None = None
         self._answer: asyncio.Future[Record] | None = None
-        self._stop: Stop | None = None
+        self._timer: RunTimer | None = None
         self._stdout: BoundedOutput | None = None
         self._calls: set[asyncio.Task[Any]] = set()
-        self._commands = HostCommands()
+        self._servers = CommandServers(self._serve_commands)
+        self._command_servers: list[CommandServer] = []
         self._packages: Packages | None = None
         self._making = asyncio.Lock()
         self._closed = False
@@ -97,7 +97,9 @@ class InProcessExecutor(WorkspaceFiles):
             self._loop = asyncio.get_running_loop()
             if self.config.workspace is not None:
                 self._home = Path(self.config.workspace).absolute()
-                self._before = file_changes.Remembered(self._home)
+                self._before = await asyncio.to_thread(file_changes.Remembered, self._home)
+                if self._closed:
+                    raise ExecutorClosed("this executor was closed while it started")
             else:
                 self._home = self._own_home = temp_dirs.new_folder("workspace")
             thread_streams.use()
@@ -136,7 +138,9 @@ class InProcessExecutor(WorkspaceFiles):
         self._cancel_calls()
         if self._answer is not None and not self._answer.done():
             self._answer.set_result({"closed": True})
-        await self._commands.end_all()
+        self._servers.close()
+        for server in self._command_servers:
+            await asyncio.to_thread(server.kill_all)
         thread_streams.leave()
         if self._own_home is not None:
             await asyncio.to_thread(temp_dirs.remove, self._own_home)
@@ -174,9 +178,10 @@ class InProcessExecutor(WorkspaceFiles):
         return streamed(self.config.output_limit, run)
 
     async def _run(
-        self, code: str, timeout: float | None, stdout: BoundedOutput, stderr: BoundedOutput
+        self, code: str | None, timeout: float | None, stdout: BoundedOutput, stderr: BoundedOutput
     ) -> ExecutionResult:
-        wrong = misused(code, timeout)
+        """Run code; None lists the variables."""
+        wrong = misused(code, timeout) if code is not None else None
         if wrong is not None:
             return wrong
         async with Turn(self._turn) as turn:
@@ -188,17 +193,18 @@ class InProcessExecutor(WorkspaceFiles):
                 return closed_result() if self._closed else failed_result(type(problem).__name__, str(problem))
             seconds = self.config.default_timeout if timeout is None else timeout
             self._answer = answer = self._loop.create_future()
-            self._stop = stop = Stop(_Thread(self._interrupt_thread, self._leave_thread), self.config.grace)
+            self._timer = timer = RunTimer(_Thread(self._interrupt_thread, self._leave_thread), self.config.grace)
             self._stdout = stdout
             began = time.perf_counter()
             thread_streams.renew()
             sinks = thread_streams.Lines(stdout), thread_streams.Lines(stderr)
             thread.run(code, sinks, _delivery(self._loop, answer))
             if seconds is not None:
-                stop.after(seconds)
-            record = await turn.finish(self._end_of_run(answer, stop), lambda: stop.now("cancelled"))
+                timer.start(seconds)
+            record = await turn.finish(self._end_of_run(answer, timer), lambda: timer.stop("cancelled"))
             result = closed_result() if record.get("closed") else finished(record)
-            result = stopped(result, stop, seconds)
+            if code is not None or not result.is_ok:
+                result = stopped(result, timer, seconds)
             if record.get("lost"):
                 result.state, result.state_reason = "lost", str(record["lost"])
             for sink in sinks:
@@ -207,12 +213,12 @@ class InProcessExecutor(WorkspaceFiles):
             result.duration = time.perf_counter() - began
             return result
 
-    async def _end_of_run(self, answer: asyncio.Future[Record], stop: Stop) -> Record:
+    async def _end_of_run(self, answer: asyncio.Future[Record], timer: RunTimer) -> Record:
         try:
             return await answer
         finally:
-            stop.over()
-            self._stop = self._answer = self._stdout = None
+            timer.cancel()
+            self._timer = self._answer = self._stdout = None
             self._cancel_calls()
 
     def _interrupt_thread(self) -> None:
@@ -229,10 +235,18 @@ class InProcessExecutor(WorkspaceFiles):
         self._answer.set_result({"error": why, "error_type": "Timeout", "lost": lost})
 
     async def interrupt(self) -> bool:
-        if self._stop is None:
+        if self._timer is None:
             return False
         self._interrupt_thread()
         return True
+
+    async def variables(self) -> list[Variable]:
+        return variables_of(await self._run(None, LIST_VARIABLES, _Shared(1), BoundedOutput(1)))
+
+    async def set_variables(self, variables: Mapping[str, Any]) -> None:
+        data = values.decode(encode_variables(variables))
+        async with self._turn:
+            (await self._started()).names.update(data)
 
     async def reset(self) -> None:
         async with self._turn:
@@ -279,7 +293,7 @@ class InProcessExecutor(WorkspaceFiles):
             if stdout is not None and stdout is self._stdout:
                 stdout.add(text.encode("utf-8", "backslashreplace"))
 
-        call = CallContext(self, write, self._command, self._stop)
+        call = CallContext(self, write, self._timer)
         current_call.set(call)
         try:
             arguments = values.decode(asked)
@@ -296,89 +310,42 @@ class InProcessExecutor(WorkspaceFiles):
 
     # --- commands and files -----------------------------------------------------------------------------------------
 
-    async def exec(
-        self,
-        command: str | Sequence[str],
-        *,
-        timeout: float | None = 300,
-        cwd: FilePath | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | str | None = None,
-        on_output: OnOutput | None = None,
-    ) -> CommandResult:
-        words, seconds, variables = (
-            arguments.command_words(command),
-            arguments.seconds(timeout),
-            arguments.variables(env),
-        )
-        typed = None if stdin is None else arguments.content_bytes(stdin, "stdin")
-        folder = None if cwd is None else os.path.expanduser(arguments.path_text(cwd, "cwd"))
-        async with self._turn:
-            await self._started()
-            output = requests.CommandOutput(self.config.output_limit, on_output)
-            words = [*SHELL, words] if isinstance(words, str) else words
-            out, err = partial(output.add_piece, "stdout"), partial(output.add_piece, "stderr")
-            began = time.perf_counter()
-            place, everything = self._home / (folder or ""), self._environment(variables)
-            ended = await self._commands.run(words, out, err, seconds, place, everything, typed, keep=True)
-            if ended.error is not None:
-                err(f"{ended.error}\n".encode("utf-8", "backslashreplace"))
-            duration = time.perf_counter() - began
-            return CommandResult(
-                output.text("stdout"), output.text("stderr"), ended.exit_code, duration, ended.timed_out
-            )
+    async def _command_client(self, user: str) -> CommandClient:
+        if user != "agent":
+            raise ConfigurationError(f"commands cannot run as {user!r} here: they run as the user of this process")
+        while True:
+            if self._closed or self._thread is None:
+                await self.start()
+            try:
+                return await self._servers.get(user)
+            except CommandServerGone:
+                if self._closed:
+                    raise ExecutorClosed("this executor is closed; make another") from None
 
-    async def _command(
-        self,
-        words: Sequence[str],
-        *,
-        output: Callable[[Literal["stdout", "stderr"], bytes], None],
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
-    ) -> CommandEnded:
-        """For a call that is being answered; see `RunCommand`."""
-        out, err = (lambda data: output("stdout", data)), (lambda data: output("stderr", data))
-        place, everything = self._home / (cwd or ""), self._environment(env or {})
-        named = [str(word) for word in words]
-        return await self._commands.run(named, out, err, timeout, place, everything, stdin, keep=False)
+    async def _serve_commands(self, user: str) -> CommandClient:
+        """The same command server as in the other kinds, in threads of this process."""
+        ours, theirs = socket.socketpair()
+        server = CommandServer(theirs, str(self._home))
+        self._command_servers.append(server)
+        threading.Thread(target=server.serve, name="carrel-commands", daemon=True).start()
+        client = CommandClient()
+        ours.setblocking(False)
+        await asyncio.get_running_loop().create_connection(lambda: client, sock=ours)
+        return client
 
-    def _environment(self, given_too: Mapping[str, str]) -> dict[str, str]:
-        """For commands, which know nothing of this process's own path."""
-        found = dict(os.environ)
+    async def _server_gone(self, client: CommandClient) -> Exception:
+        return ExecutorClosed("this executor was closed meanwhile")
+
+    def _output_limit(self) -> int:
+        return self.config.output_limit
+
+    def _command_environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """With the added packages, of which this process's own environment does not know."""
+        found: dict[str, str] = {}
         if self._packages is not None:
             paths = {"PYTHONPATH": self._packages.path_of_commands(), "PATH": f"{self._packages.added}/bin"}
-            found.update(
-                {name: os.pathsep.join(filter(None, (os.environ.get(name), path))) for name, path in paths.items()}
-            )
-        return {**found, **given_too}
-
-    async def processes(self) -> list[RunningCommand]:
-        async with self._turn:
-            await self._started()
-            return await self._commands.processes()
-
-    async def kill(self, pid: int) -> bool:
-        number = arguments.whole_number(pid, "pid")
-        async with self._turn:
-            await self._started()
-            return await self._commands.kill(number)
-
-    async def _seen(self) -> file_changes.Tree:
-        await self.start()
-        return await asyncio.to_thread(file_changes.seen_below, self._home)
-
-    async def _ask(self, record: Record) -> Record:
-        async with self._turn:
-            await self._started()
-            return await asyncio.to_thread(self._file, record)
-
-    def _file(self, record: Record) -> Record:
-        try:
-            return file_requests.answer(record, str(self._home))
-        except (OSError, ValueError) as problem:
-            return {"error": str(problem), "error_type": type(problem).__name__}
+            found = {name: os.pathsep.join(filter(None, (os.environ.get(name), path))) for name, path in paths.items()}
+        return {**found, **env}
 
 
 class _Thread:

@@ -38,18 +38,23 @@ class BoundedOutput:
         while self._tail_size - len(self._tail[0]) >= self._tail_room:
             self._tail_size -= len(self._tail.popleft())
 
+    def is_cut(self) -> bool:
+        """Whether something is left out."""
+        return self.total > self._head_room + self._tail_room
+
     def text(self) -> str:
-        if not self.total:
-            return ""
+        return self.content().decode("utf-8", "replace") if self.total else ""
+
+    def content(self) -> bytes:
+        """The bytes, with a mark at the gap. No character of UTF-8 is cut in two there."""
         tail = b"".join(self._tail)
-        if len(self._head) + len(tail) == self.total and len(tail) <= self._tail_room:
-            return (bytes(self._head) + tail).decode("utf-8", "replace")
+        if not self.is_cut():
+            return bytes(self._head) + tail
         tail = tail[-self._tail_room :]
         head = bytes(self._head[: _last_boundary(self._head)])
         tail = tail[_first_boundary(tail) :]
         left_out = self.total - len(head) - len(tail)
-        mark = f"\n[… {left_out:,} bytes left out …]\n"
-        return head.decode("utf-8", "replace") + mark + tail.decode("utf-8", "replace")
+        return head + f"\n[… {left_out:,} bytes left out …]\n".encode() + tail
 
 
 def _first_boundary(data: bytes) -> int:

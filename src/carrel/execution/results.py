@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from carrel.errors import ExecutorClosed, WorkerLost
+from carrel.execution.async_channel import Record
 from carrel.execution.config import is_seconds
-from carrel.execution.executor import ExecutionResult, RunUsage
-from carrel.execution.host_line import Record
+from carrel.execution.executor import ExecutionResult, RunUsage, Variable
 from carrel.guest.worker import values
 from carrel.guest.worker.values import safe_repr
 
@@ -38,7 +40,7 @@ class Ending:
     text: str
 
 
-def told_ending(status: int | None, broke: str, *, out_of_memory: bool = False) -> Ending:
+def ending_of(status: int | None, broke: str, *, out_of_memory: bool = False) -> Ending:
     """From the wait status, where it is known; `out_of_memory` when the kernel ended something of it just now."""
     if broke:
         return Ending("Crashed", f"the session's Python was ended: {broke}")
@@ -70,8 +72,8 @@ class Stoppable(Protocol):
     def kill(self, why: str = "") -> None: ...
 
 
-class Stop:
-    """Ends a run that must not go on: an interrupt first, a kill after the grace."""
+class RunTimer:
+    """Ends a run at its time limit, or when it is stopped: an interrupt first, a kill after the grace."""
 
     def __init__(self, session: Stoppable, grace: float) -> None:
         self._session = session
@@ -83,14 +85,14 @@ class Stop:
         self._kill_at = 0.0
         self._paused = 0
         self._left: float | None = None
-        """Seconds that the run still has, while its time stands."""
+        """Seconds that the run still has, while the clock is stopped."""
 
-    def after(self, seconds: float) -> None:
+    def start(self, seconds: float) -> None:
         if seconds != float("inf"):
-            self._timer = self._loop.call_later(max(seconds, 0.0), self.now, "timeout")
+            self._timer = self._loop.call_later(max(seconds, 0.0), self.stop, "timeout")
 
     def pause(self) -> None:
-        """Its time stands, until as many have said `resume`."""
+        """Stop the clock, until `resume` was called as many times."""
         self._paused += 1
         if self._timer is not None and self.why is None:
             self._left = self._timer.when() - self._loop.time()
@@ -101,28 +103,32 @@ class Stop:
         self._paused -= 1
         if self._paused == 0 and self._left is not None:
             left, self._left = self._left, None
-            self.after(left)
+            self.start(left)
 
-    def now(self, why: Why) -> None:
-        self.over()
+    def stop(self, why: Why) -> None:
+        """Interrupt the run again and again, and kill it after the grace."""
+        self.cancel()
         self.why = self.why or why
         self._kill_at = self._loop.time() + self.grace
-        self._press()
+        self._interrupt_again()
 
     def interrupt(self) -> None:
         """As Ctrl-C, and no more: nothing is killed."""
         self._session.interrupt()
 
-    def _press(self) -> None:
+    def _interrupt_again(self) -> None:
         """The worker ignores an interrupt that comes before it has begun with the code, so it is sent again."""
         if self._loop.time() >= self._kill_at:
             self.killed = True
             self._session.kill("it did not stop when it was interrupted")
             return
         self._session.interrupt()
-        self._timer = self._loop.call_later(min(_AGAIN, max(self._kill_at - self._loop.time(), 0.0)), self._press)
+        self._timer = self._loop.call_later(
+            min(_AGAIN, max(self._kill_at - self._loop.time(), 0.0)), self._interrupt_again
+        )
 
-    def over(self) -> None:
+    def cancel(self) -> None:
+        """The run has ended."""
         self._left = None
         if self._timer is not None:
             self._timer.cancel()
@@ -167,13 +173,59 @@ def finished(record: Record) -> ExecutionResult:
     )
 
 
-def stopped(result: ExecutionResult, stop: Stop, seconds: float | None) -> ExecutionResult:
+LIST_VARIABLES = 5.0
+"""Seconds after which the list of variables goes on without calling `__repr__` methods."""
+
+
+def variables_of(result: ExecutionResult) -> list[Variable]:
+    """The variables that a run without code has listed; WorkerLost where it could not."""
+    if result.error_type == "Closed":
+        raise ExecutorClosed("this executor is closed; make another")
+    try:
+        return [
+            Variable(str(one["name"]), str(one["type"]), int(one["size"]), str(one["preview"])) for one in result.value
+        ]
+    except (TypeError, KeyError, ValueError):
+        raise WorkerLost(f"the variables could not be listed: {result.error}; they are {result.state}") from None
+
+
+def encode_variables(variables: Mapping[str, Any]) -> Any:
+    """As a request carries them; TypeError for a value that is not data, ValueError for one that is too large."""
+    for name, value in variables.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ValueError(f"{name!r} is not the name of a variable")
+        try:
+            encoded, _ = values.encode_whole(value)
+        except values.TooLarge as problem:
+            raise ValueError(f"{name}: {problem}") from None
+        if _has_repr(encoded):
+            raise TypeError(f"{name} is or contains an object that is not data; it is {type(value).__name__}")
+    try:
+        return values.encode_whole(dict(variables))[0]
+    except values.TooLarge as problem:
+        raise ValueError(f"the variables together: {problem}") from None
+
+
+def _has_repr(encoded: Any) -> bool:
+    left = [encoded]
+    while left:
+        item = left.pop()
+        if isinstance(item, dict):
+            if item.get("$") == "repr":
+                return True
+            left.extend(item.values())
+        elif isinstance(item, list):
+            left.extend(item)
+    return False
+
+
+def stopped(result: ExecutionResult, timer: RunTimer, seconds: float | None) -> ExecutionResult:
     """A run whose time was up has that as its error, whatever it did afterwards."""
-    if stop.why != "timeout" or (result.state, result.error_type) == ("lost", "Closed"):
+    if timer.why != "timeout" or (result.state, result.error_type) == ("lost", "Closed"):
         return result
     text = f"the code ran longer than its timeout of {seconds:g} s"
-    if stop.killed:
-        text += f" and did not stop within {stop.grace:g} s of being interrupted, so it was killed"
+    if timer.killed:
+        text += f" and did not stop within {timer.grace:g} s of being interrupted, so it was killed"
     elif result.error_type == "KeyboardInterrupt" and result.error:
         text += f"\n{result.error}"
     result.value, result.error, result.error_type = None, text, "Timeout"

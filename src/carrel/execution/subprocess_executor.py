@@ -14,16 +14,16 @@ from carrel.errors import ExecutorClosed, ForkRefused
 from carrel.execution import file_changes, temp_dirs
 from carrel.execution.capabilities import Confinement, confinement
 from carrel.execution.config import SubprocessConfig, path_of, sandbox_mode, settings_of
+from carrel.execution.connection import SpawnFailed, WorkerConnection
 from carrel.execution.environments import has_installer
 from carrel.execution.executor import ExecutionResult, Handler, Moment
 from carrel.execution.file_changes import Unreadable, Upper, read_upper
 from carrel.execution.host_calls import known_errors
-from carrel.execution.live_session import SpawnFailed
-from carrel.execution.local_session import LocalSession
+from carrel.execution.local_transport import LocalConnection, LocalTransport, fork_connection
 from carrel.execution.packages import Packages, subprocess_packages
 from carrel.execution.results import WorkerDied
 from carrel.execution.worker_executor import WorkerExecutor
-from carrel.execution.zygote_client import AskAgain, Family, Zygote, shared
+from carrel.execution.zygote_client import ZygoteClient, ZygoteGone, ZygoteKey, shared
 from carrel.guest.sandbox.spec import HOME, OWN_ENVIRONMENT
 
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -33,12 +33,12 @@ class SubprocessExecutor(WorkerExecutor):
     """See `Executor` for what is promised; `SubprocessConfig` for what can be set."""
 
     config: SubprocessConfig
-    _session: LocalSession | None
+    _connection: LocalConnection | None
 
     def __init__(self, config: SubprocessConfig | None = None, *, handlers: dict[str, Handler] | None = None) -> None:
         super().__init__(handlers)
         self.config = settings_of(self, SubprocessConfig, config)
-        self._zygote: Zygote | None = None
+        self._zygote: ZygoteClient | None = None
         self._confinement: Confinement | None = None
         self._scratch: Path | None = None
         self._kept: list[_Kept] = []
@@ -50,39 +50,40 @@ class SubprocessExecutor(WorkerExecutor):
     @property
     def alive(self) -> bool:
         """Whether it was started, and nothing of it has died."""
-        return self._session is not None and self._session.alive and self._session.worker_alive
+        return self._connection is not None and self._connection.alive and self._connection.worker_alive
 
-    async def _open(self) -> LocalSession:
+    async def _open(self) -> LocalConnection:
         packages = await self._with_packages()
         try:
             return await self._opened(packages)
-        except AskAgain:
+        except ZygoteGone:
             return await self._opened(packages)
 
-    async def _opened(self, packages: Packages) -> LocalSession:
+    async def _opened(self, packages: Packages) -> LocalConnection:
         config = self.config
-        zygote = shared.take(Family(packages.environment.python, tuple(config.preload)))
+        zygote = shared.take(ZygoteKey(packages.environment.python, tuple(config.preload)))
         try:
             if self._confinement is None:
                 self._confinement = await asyncio.to_thread(self._confined)
-            session = LocalSession(self.handlers)
+            connection = WorkerConnection(LocalTransport(), self.handlers)
             try:
                 async with asyncio.timeout(config.startup_timeout):
                     if not zygote.ready.done():
                         await asyncio.shield(asyncio.wrap_future(zygote.ready))
-                    private = self._private(packages)
-                    await session.open(zygote, self._settings(packages, self._confinement), private)
+                    settings, private = self._settings(packages, self._confinement), self._private(packages)
+                    await connection.transport.open(zygote, settings, private)
+                    await connection.wait_ready("start")
             except TimeoutError:
-                await session.close()
+                await connection.close()
                 raise SpawnFailed("start", None, f"it was not ready within {config.startup_timeout:g} s") from None
             except BaseException:
-                await session.close()
+                await connection.close()
                 raise
         except BaseException:
-            zygote.give_back()
+            zygote.release()
             raise
         self._zygote = zygote
-        return session
+        return connection
 
     async def _with_packages(self) -> Packages:
         async with self._making:
@@ -159,13 +160,13 @@ class SubprocessExecutor(WorkerExecutor):
     async def _let_go(self) -> None:
         await asyncio.gather(*(kept.close() for kept in self._kept))
 
-    async def _drop_session(self) -> None:
+    async def _drop_connection(self) -> None:
         zygote, self._zygote = self._zygote, None
         try:
-            await super()._drop_session()
+            await super()._drop_connection()
         finally:
             if zygote is not None:
-                zygote.give_back()
+                zygote.release()
 
     def _files_gone(self, result: ExecutionResult) -> None:
         if self._scratch is None:
@@ -186,7 +187,7 @@ class SubprocessExecutor(WorkerExecutor):
         async with self._turn:
             await self._started()
             fork = self._twin()
-            fork._session, fork._zygote = await self._forked(fork.handlers)
+            fork._connection, fork._zygote = await self._forked(fork.handlers)
             fork._packages = self._packages.take() if self._packages is not None else None
             fork._confinement = self._confinement
             fork._before = self._before
@@ -195,8 +196,8 @@ class SubprocessExecutor(WorkerExecutor):
 
     async def checkpoint(self) -> Moment:
         async with self._turn:
-            session, zygote = await self._forked(self.handlers, asleep=True)
-            kept = _Kept(self, session, zygote, self.lost)
+            connection, zygote = await self._forked(self.handlers, as_checkpoint=True)
+            kept = _Kept(self, connection, zygote, self.lost)
             self._kept.append(kept)
             return kept
 
@@ -224,7 +225,7 @@ class SubprocessExecutor(WorkerExecutor):
         if self._closed:
             raise ExecutorClosed("this executor is closed; make another")
         try:
-            session, zygote = await to.again(self.handlers)
+            connection, zygote = await to.again(self.handlers)
         except ForkRefused:
             if self._closed:
                 raise ExecutorClosed("this executor was closed while it was rewound") from None
@@ -235,35 +236,37 @@ class SubprocessExecutor(WorkerExecutor):
             if then is not None:
                 await then()
         except BaseException:
-            await session.close()
-            zygote.give_back()
+            await connection.close()
+            zygote.release()
             raise
-        before, used = self._session, self._zygote
-        self._session, self._zygote = session, zygote
-        self.lost, self._went_back = to.lost, False
+        before, used = self._connection, self._zygote
+        self._connection, self._zygote = connection, zygote
+        self.lost, self._unreported = to.lost, None
         try:
             if before is not None:
                 await before.close()
         finally:
             if used is not None:
-                used.give_back()
+                used.release()
 
-    async def _forked(self, handlers: dict[str, Handler], *, asleep: bool = False) -> tuple[LocalSession, Zygote]:
+    async def _forked(
+        self, handlers: dict[str, Handler], *, as_checkpoint: bool = False
+    ) -> tuple[LocalConnection, ZygoteClient]:
         """Another session with the variables and files of this moment, and the zygote taken for it."""
         await self._started()
-        assert self._session is not None
+        assert self._connection is not None
         assert self._confinement is not None
         assert self._zygote is not None
         why = self._confinement.why_no_fork(self.config)
         if why is not None:
             raise ForkRefused(f"a live fork is not possible here: {why}")
-        session, zygote = self._session, self._zygote
+        connection, zygote = self._connection, self._zygote
         try:
-            return await _fork(session, zygote, handlers, asleep=asleep)
+            return await _fork(connection, zygote, handlers, as_checkpoint=as_checkpoint)
         except WorkerDied as problem:
             if self._closed:
                 raise ExecutorClosed("this executor was closed while it was forked") from None
-            result = await self._after_death(session, problem)
+            result = await self._after_death(connection, problem)
             raise ForkRefused(f"the session's Python ended: {result.error}; its variables are {result.state}") from None
 
     def _twin(self) -> Self:
@@ -283,12 +286,12 @@ class SubprocessExecutor(WorkerExecutor):
         """What its overlay says was changed in the workspace, which began as `base`; None where it cannot tell."""
         async with self._turn:
             await self._started()
-            assert self._session is not None
+            assert self._connection is not None
             config, parts = self.config, self._confinement.parts if self._confinement is not None else ()
             if config.workspace is None or config.workspace_mode != "overlay" or "overlay" not in parts:
                 return None
             try:
-                folder = await self._session.upper()
+                folder = await self._connection.transport.overlay_folder()
             except WorkerDied:
                 return None
             try:
@@ -300,47 +303,47 @@ class SubprocessExecutor(WorkerExecutor):
 
 
 async def _fork(
-    session: LocalSession, zygote: Zygote, handlers: dict[str, Handler], *, asleep: bool = False
-) -> tuple[LocalSession, Zygote]:
-    if not zygote.take():
+    connection: LocalConnection, zygote: ZygoteClient, handlers: dict[str, Handler], *, as_checkpoint: bool = False
+) -> tuple[LocalConnection, ZygoteClient]:
+    if not zygote.acquire():
         raise ForkRefused("the process that the session came from is gone")
     try:
-        return await session.fork(handlers, asleep=asleep), zygote
+        return await fork_connection(connection, handlers, as_checkpoint=as_checkpoint), zygote
     except BaseException:
-        zygote.give_back()
+        zygote.release()
         raise
 
 
 class _Kept:
     """A fork in which nothing is run: it is forked anew each time the executor goes back to it."""
 
-    def __init__(self, of: SubprocessExecutor, session: LocalSession, zygote: Zygote, lost: str) -> None:
+    def __init__(self, of: SubprocessExecutor, connection: LocalConnection, zygote: ZygoteClient, lost: str) -> None:
         self.of, self.lost = of, lost
-        self._session: LocalSession | None = session
+        self._connection: LocalConnection | None = connection
         self._zygote = zygote
-        session.count_memory_kills()
+        connection.transport.memory_kills.begin()
 
-    async def again(self, handlers: dict[str, Handler]) -> tuple[LocalSession, Zygote]:
+    async def again(self, handlers: dict[str, Handler]) -> tuple[LocalConnection, ZygoteClient]:
         """Another session that begins with this moment."""
-        session = self._session
-        if session is None:
+        connection = self._connection
+        if connection is None:
             raise ForkRefused("this moment was let go of")
-        if session.worker_alive:
-            session.wake_up()  # code of the session may have stopped it
+        if connection.worker_alive:
+            connection.transport.continue_worker()  # code of the session may have stopped it
             with suppress(WorkerDied):
-                return await _fork(session, self._zygote, handlers)
-        if self._session is None:
+                return await _fork(connection, self._zygote, handlers)
+        if self._connection is None:
             raise ForkRefused("this moment was let go of meanwhile")
         # Nothing is woken in its place: what came then would not be what was kept.
-        ending = await session.how_it_ended()
+        ending = await connection.exit_status()
         raise ForkRefused(f"the process that kept this moment is gone: {ending.text}")
 
     async def close(self) -> None:
-        session, self._session = self._session, None
-        if session is None:
+        connection, self._connection = self._connection, None
+        if connection is None:
             return
         self.of._kept.remove(self)
         try:
-            await session.close()
+            await connection.close()
         finally:
-            self._zygote.give_back()
+            self._zygote.release()

@@ -1,4 +1,4 @@
-"""What the kinds with a worker share: requests in their turn, output, stops, deaths. How they open it is their own."""
+"""An executor with a worker: runs in their order, time limits, recovery. How a session is opened is each kind's own."""
 
 from __future__ import annotations
 
@@ -10,34 +10,31 @@ from types import TracebackType
 from typing import Any, Self
 
 from carrel.errors import CarrelError, ExecutorClosed, PlaceLost, WorkerLost
-from carrel.execution import file_changes, requests
+from carrel.execution.async_channel import Record
+from carrel.execution.command_client import CommandClient, CommandServerGone
+from carrel.execution.commands_and_files import CommandsAndFiles
 from carrel.execution.config import PlaceSettings
-from carrel.execution.executor import (
-    CommandResult,
-    ExecutionResult,
-    FilePath,
-    Handler,
-    Moment,
-    OnOutput,
-    Output,
-    RunningCommand,
-)
-from carrel.execution.host_line import Record
-from carrel.execution.live_session import LiveSession
+from carrel.execution.connection import Recovery, WorkerConnection
+from carrel.execution.executor import ExecutionResult, Handler, Moment, Output, Variable
 from carrel.execution.output import BoundedOutput, Streaming, streamed
 from carrel.execution.packages import Packages
-from carrel.execution.results import Stop, WorkerDied, closed_result, failed_result, finished, misused, stopped
+from carrel.execution.results import (
+    LIST_VARIABLES,
+    RunTimer,
+    WorkerDied,
+    closed_result,
+    encode_variables,
+    failed_result,
+    finished,
+    misused,
+    stopped,
+    variables_of,
+)
 from carrel.execution.turns import Turn
-from carrel.execution.workspace_files import WorkspaceFiles
 from carrel.guest.channel import ChannelError
 
-LATE = 10.0
-"""Seconds after the time of a command was up in which its worker must have ended it."""
-_LONGEST = 1e9
-WENT_BACK = "the session's Python ended after the run before this one, whose changes to the variables are gone"
 
-
-class WorkerExecutor(WorkspaceFiles):
+class WorkerExecutor(CommandsAndFiles):
     """See `Executor` for what is promised."""
 
     config: PlaceSettings
@@ -46,12 +43,12 @@ class WorkerExecutor(WorkspaceFiles):
         super().__init__()
         self.handlers: dict[str, Handler] = handlers if handlers is not None else {}
         self._turn = asyncio.Lock()
-        self._session: LiveSession | None = None
+        self._connection: WorkerConnection[Any] | None = None
         self._packages: Packages | None = None
         self._making = asyncio.Lock()
-        self._stop: Stop | None = None
-        self._went_back = False
-        """Whether the next run is to be told that what the last one did to the variables is gone."""
+        self._timer: RunTimer | None = None
+        self._unreported: Recovery | None = None
+        """A recovery by which variables were lost, for the result of the next run."""
         self.lost = ""
         """Why what was changed in the files is gone; empty while it is there."""
         self._closed = False
@@ -72,23 +69,23 @@ class WorkerExecutor(WorkspaceFiles):
         async with self._turn:
             await self._started()
 
-    async def _started(self) -> LiveSession:
+    async def _started(self) -> WorkerConnection[Any]:
         if self._closed:
             raise ExecutorClosed("this executor is closed; make another")
-        if self._session is None:
-            self._session = await self._open()
+        if self._connection is None:
+            self._connection = await self._open()
             if self._closed:
-                await self._drop_session()
+                await self._drop_connection()
                 raise ExecutorClosed("this executor was closed while it started")
-        elif not self._session.worker_alive:
-            # It died between two requests; where a frozen fork of that moment is left nothing is lost by that.
-            unkept, self._session.unkept = self._session.unkept, False
-            self._went_back = await self._session.wake() and unkept
-        return self._session
+        elif not self._connection.worker_alive:
+            # It died between two requests: nothing is lost if a snapshot of that moment is there.
+            recovery = await self._connection.recover(fresh=False)
+            self._unreported = recovery if recovery.changes_lost else None
+        return self._connection
 
     @abstractmethod
-    async def _open(self) -> LiveSession:
-        """A session that is ready; leaves nothing behind where it fails."""
+    async def _open(self) -> WorkerConnection[Any]:
+        """Open a session; leaves nothing behind where it fails."""
 
     @abstractmethod
     async def _with_packages(self) -> Packages:
@@ -114,19 +111,19 @@ class WorkerExecutor(WorkspaceFiles):
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        await self._drop_session()
+        await self._drop_connection()
         # A start that was under way ends as well; it holds the turn.
         async with self._turn:
-            await self._drop_session()
+            await self._drop_connection()
         async with self._making:
             packages, self._packages = self._packages, None
         if packages is not None:
             await packages.give_back()
 
-    async def _drop_session(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+    async def _drop_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
 
     # --- packages ---------------------------------------------------------------------------------------------------
 
@@ -147,8 +144,8 @@ class WorkerExecutor(WorkspaceFiles):
 
     def stream(self, code: str, timeout: float | None = None) -> AsyncGenerator[Output | ExecutionResult]:
         def run(streaming: Streaming) -> Coroutine[Any, Any, ExecutionResult]:
-            def begun(session: LiveSession) -> None:
-                streaming.watch = session.watch_output
+            def begun(connection: WorkerConnection[Any]) -> None:
+                streaming.watch = connection.transport.read_output
 
             return self._run(code, timeout, streaming.stdout, streaming.stderr, begun)
 
@@ -156,84 +153,85 @@ class WorkerExecutor(WorkspaceFiles):
 
     async def _run(
         self,
-        code: str,
+        code: str | None,
         timeout: float | None,
         stdout: BoundedOutput,
         stderr: BoundedOutput,
-        begun: Callable[[LiveSession], None] | None = None,
+        begun: Callable[[WorkerConnection[Any]], None] | None = None,
     ) -> ExecutionResult:
-        wrong = misused(code, timeout)
+        """Run code; None lists the variables."""
+        wrong = misused(code, timeout) if code is not None else None
         if wrong is not None:
             return wrong
         async with Turn(self._turn) as turn:
             if self._closed:
                 return closed_result()
             try:
-                session = self._session
-                if session is None or not session.worker_alive:
-                    session = await self._started()
+                connection = self._connection
+                if connection is None or not connection.worker_alive:
+                    connection = await self._started()
             except (CarrelError, OSError) as problem:
                 return closed_result() if self._closed else failed_result(type(problem).__name__, str(problem))
             if begun is not None:
-                begun(session)
+                begun(connection)
             seconds = self.config.default_timeout if timeout is None else timeout
-            stop = Stop(session, self.config.grace)
+            timer = RunTimer(connection, self.config.grace)
             began = time.perf_counter()
             try:
-                answer = session.run(code, stdout.add, stderr.add, self, stop)
+                answer = connection.run(code, stdout.add, stderr.add, self, timer)
             except ChannelError as problem:
-                session.end_run()
+                connection.end_run()
                 return failed_result("ValueError", str(problem))
-            self._stop = stop
+            self._timer = timer
             if seconds is not None:
-                stop.after(seconds)
-            result = await turn.finish(self._end_of_run(session, answer, stop), lambda: stop.now("cancelled"))
-            result = stopped(result, stop, seconds)
-            if self._went_back and result.state == "kept":
-                result.state, result.state_reason = "restored", WENT_BACK
-            self._went_back = False
+                timer.start(seconds)
+            result = await turn.finish(self._end_of_run(connection, answer, timer), lambda: timer.stop("cancelled"))
+            if code is not None or not result.is_ok:
+                result = stopped(result, timer, seconds)
+            if self._unreported is not None and result.state == "kept":
+                result.state, result.state_reason = "restored", self._unreported.reason
+            if code is not None:
+                self._unreported = None
             result.stdout, result.stderr = stdout.text(), stderr.text()
             result.duration = time.perf_counter() - began
             return result
 
-    async def _end_of_run(self, session: LiveSession, answer: asyncio.Future[Record], stop: Stop) -> ExecutionResult:
+    async def _end_of_run(
+        self, connection: WorkerConnection[Any], answer: asyncio.Future[Record], timer: RunTimer
+    ) -> ExecutionResult:
         try:
             return finished(await answer)
         except (WorkerDied, ValueError) as problem:
-            return await self._after_death(session, problem)
+            return await self._after_death(connection, problem)
         finally:
-            stop.over()
-            self._stop = None
-            session.end_run()
+            timer.cancel()
+            self._timer = None
+            connection.end_run()
 
-    async def _after_death(self, session: LiveSession, problem: Exception) -> ExecutionResult:
-        """The run is lost; the session is not."""
+    async def _after_death(self, connection: WorkerConnection[Any], problem: Exception) -> ExecutionResult:
+        """Recover the session, and return the result of the run that was lost."""
         if self._closed:
             return closed_result()
         if isinstance(problem, ValueError):
-            session.kill(f"it sent a value that cannot be read ({problem})")
-        ending = await session.how_it_ended()
+            connection.kill(f"it sent a value that cannot be read ({problem})")
+        ending = await connection.exit_status()
         result = failed_result(ending.error_type, ending.text)
-        # Where it was no run that ended it, the next one tells what is gone.
-        unkept, session.unkept = session.unkept, False
-        if await session.wake():
-            self._went_back = unkept
-            reason = WENT_BACK if unkept else "the variables are as they were before this run"
-            result.state, result.state_reason = "restored", reason
-            return result
-        if self._closed:
+        recovery = await connection.recover()
+        if self._closed and recovery.state != "restored":
             return closed_result()
-        result.state, result.state_reason = "lost", session.unfrozen
-        try:
-            if not await session.begin_again():
-                if self._closed:
-                    return closed_result()
+        if recovery.state == "restored":
+            self._unreported = recovery if recovery.changes_lost else None
+            result.state, result.state_reason = "restored", recovery.reason
+            return result
+        result.state, result.state_reason = "lost", recovery.reason
+        if recovery.state == "gone":
+            try:
                 self._files_gone(result)
-                await self._drop_session()
+                await self._drop_connection()
                 await self._started()
                 result.state_reason += "; a fresh one was opened"
-        except (CarrelError, OSError) as worse:
-            result.state_reason += f"; and no new one could be started: {worse}"
+            except (CarrelError, OSError) as worse:
+                result.state_reason += f"; and no new one could be started: {worse}"
         return result
 
     def _files_gone(self, result: ExecutionResult) -> None:
@@ -246,89 +244,85 @@ class WorkerExecutor(WorkspaceFiles):
         result.state_reason = f"the place died with all its processes, and {what} is gone too"
 
     async def interrupt(self) -> bool:
-        if self._stop is None:
+        if self._timer is None:
             return False
-        self._stop.interrupt()
+        self._timer.interrupt()
         return True
+
+    async def variables(self) -> list[Variable]:
+        return variables_of(await self._run(None, LIST_VARIABLES, BoundedOutput(1), BoundedOutput(1)))
+
+    async def set_variables(self, variables: Mapping[str, Any]) -> None:
+        await self._ask({"op": "set_variables", "values": encode_variables(variables)})
 
     async def reset(self) -> None:
         await self._ask({"op": "reset"})
 
     # --- commands and files -----------------------------------------------------------------------------------------
 
-    async def exec(
-        self,
-        command: str | Sequence[str],
-        *,
-        timeout: float | None = 300,
-        cwd: FilePath | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | str | None = None,
-        on_output: OnOutput | None = None,
-    ) -> CommandResult:
-        output = requests.CommandOutput(self.config.output_limit, on_output)
-        began = time.perf_counter()
-        answer = await self._ask(requests.command_request(command, timeout, cwd, env, stdin), output.add)
-        return output.result(answer, time.perf_counter() - began)
+    async def _command_client(self, user: str) -> CommandClient:
+        while True:
+            connection = self._connection
+            if self._closed:
+                raise ExecutorClosed("this executor is closed; make another")
+            if connection is None:
+                await self.start()
+            elif not connection.alive:
+                await self._replace(connection)
+            else:
+                try:
+                    client = await connection.commands.get(user)
+                except (WorkerDied, CommandServerGone):
+                    if connection.alive and connection is self._connection:
+                        raise WorkerLost("the session's command server ended while it was started") from None
+                    continue
+                connection.check_stopped_later()
+                return client
 
-    async def processes(self) -> list[RunningCommand]:
-        return await requests.processes(self._ask)
+    def _output_limit(self) -> int:
+        return self.config.output_limit
 
-    async def kill(self, pid: int) -> bool:
-        return await requests.kill(self._ask, pid)
+    def _kill_server(self, client: CommandClient) -> None:
+        client.owner.transport.kill_server(client)
+        super()._kill_server(client)
 
-    async def _seen(self) -> file_changes.Tree:
-        await self.start()
-        return await requests.seen_inside(self._ask)
+    async def _server_gone(self, client: CommandClient) -> Exception:
+        connection: WorkerConnection[Any] = client.owner
+        if self._closed:
+            return ExecutorClosed("this executor was closed meanwhile")
+        if connection.alive and connection is self._connection:
+            return WorkerLost("the session's command server ended, and with it what it was doing")
+        if connection is self._connection:
+            await self._replace(connection)
+        if connection.lost:
+            return PlaceLost(f"all processes of the session ended; {self.lost or 'its files are as they were'}")
+        return WorkerLost("the session was rewound meanwhile, which ends what runs in it")
 
-    async def _ask(self, record: Record, piece: Callable[[Record], None] | None = None) -> Record:
-        """One request in its turn; cancelling the caller ends the command that it asked for."""
+    async def _replace(self, connection: WorkerConnection[Any]) -> None:
+        """Open another session in place of one whose first process is gone."""
+        async with self._turn:
+            if self._connection is connection and not self._closed:
+                await self._after_death(connection, WorkerDied("the session's first process is gone"))
+
+    # --- requests of the worker -------------------------------------------------------------------------------------
+
+    async def _ask(self, record: Record) -> Record:
+        """One request in its turn."""
         async with Turn(self._turn) as turn:
-            session = await self._started()
+            connection = await self._started()
             try:
-                answer = session.request(record, piece)
+                answer = connection.request(record)
             except ChannelError as problem:
                 raise ValueError(str(problem)) from None
-            number, loop, expired = session.last_request, asyncio.get_running_loop(), asyncio.Event()
+            return await turn.finish(self._end_of_request(connection, answer), lambda: None)
 
-            def stop() -> None:
-                if record["op"] == "exec":
-                    session.request({"op": "kill", "of": number}).add_done_callback(_ignored)
-                    loop.call_later(self.config.grace, give_up, "a cancelled command did not end")
-
-            def give_up(why: str) -> None:
-                if not answer.done():
-                    session.kill(why)
-
-            def expire() -> None:
-                expired.set()
-                give_up("it did not end a command in time")
-
-            seconds = record.get("timeout")
-            timer = None if seconds is None else loop.call_later(min(seconds, _LONGEST) + LATE, expire)
-            try:
-                return await turn.finish(self._end_of_request(session, answer), stop)
-            except WorkerLost as problem:
-                if isinstance(problem, PlaceLost) or not expired.is_set():
-                    raise
-                return {"exit_code": 124, "timed_out": True}
-            finally:
-                if timer is not None:
-                    timer.cancel()
-
-    async def _end_of_request(self, session: LiveSession, answer: asyncio.Future[Record]) -> Record:
+    async def _end_of_request(self, connection: WorkerConnection[Any], answer: asyncio.Future[Record]) -> Record:
         try:
             return await answer
         except WorkerDied as problem:
             if self._closed:
                 raise ExecutorClosed("this executor was closed meanwhile") from None
-            result = await self._after_death(session, problem)
-            if self._session is session:
+            result = await self._after_death(connection, problem)
+            if self._connection is connection:
                 raise WorkerLost(f"{result.error}; its variables are {result.state}") from None
             raise PlaceLost(f"{result.error}; {result.state_reason}") from None
-
-
-def _ignored(answer: asyncio.Future[Record]) -> None:
-    """Whether there was still something to kill does not matter."""
-    if not answer.cancelled():
-        answer.exception()

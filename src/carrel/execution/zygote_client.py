@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import atexit
 import os
+import queue
 import select
 import signal
 import socket
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import carrel.guest.sandbox
 from carrel.errors import ExecutionError
+from carrel.execution.connection import SpawnFailed
 from carrel.execution.host_calls import known_errors
-from carrel.execution.live_session import SpawnFailed
 from carrel.guest.channel import Channel, ChannelError, TooManyDescriptors
 
 SANDBOX = Path(carrel.guest.sandbox.__file__).parent
@@ -29,25 +31,27 @@ _ERRORS_KEPT = 65536
 
 
 @dataclass(frozen=True)
-class Family:
+class ZygoteKey:
     """What sessions must share to come from one zygote."""
 
     python: str
     preload: tuple[str, ...] = ()
 
 
-class AskAgain(SpawnFailed):
-    """The zygote, or the place that it had built ahead, died while it was asked; nothing was started."""
+class ZygoteGone(SpawnFailed):
+    """The zygote, or the sandbox that it had built ahead, died before it answered; nothing was started."""
 
     def __init__(self, message: str) -> None:
         super().__init__("ask the zygote", None, message)
 
 
-class Zygote:
-    """One zygote, and the thread that starts it, listens to it and buries it."""
+class ZygoteClient:
+    """One zygote, a thread that starts it, reads its answers and reaps it, and one that sends to it.
 
-    def __init__(self, family: Family, idle: float) -> None:
-        self.family = family
+    A zygote that does not read (it is stopped, or the machine swaps) blocks only the thread that sends."""
+
+    def __init__(self, key: ZygoteKey, idle: float) -> None:
+        self.key = key
         self.ready: Future[dict[str, Any]] = Future()
         self.pid = 0
         self._idle = idle
@@ -59,6 +63,7 @@ class Zygote:
         self._over = False
         ours, self._theirs = socket.socketpair()
         self._control = Channel(ours)
+        self._outgoing: queue.SimpleQueue[tuple[int, dict[str, Any], list[int]] | None] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread = threading.Thread(target=self._live, name="carrel-zygote", daemon=True)
         self._thread.start()
@@ -67,7 +72,7 @@ class Zygote:
     def alive(self) -> bool:
         return not self._over
 
-    def take(self) -> bool:
+    def acquire(self) -> bool:
         """Count a session in, so that the zygote is not ended for being unused; False when it is over."""
         with self._lock:
             if self._over:
@@ -75,28 +80,42 @@ class Zygote:
             self._sessions += 1
             return True
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         with self._lock:
             self._sessions -= 1
             self._unused_since = time.monotonic()
 
     def spawn(self, settings: dict[str, Any], fds: list[int]) -> Future[dict[str, Any]]:
-        """Ask for a session; the future has its record, or SpawnFailed."""
+        """Request a session; never waits. The future has its record, or SpawnFailed."""
         answer: Future[dict[str, Any]] = Future()
         with self._lock:
             if self._over:
-                answer.set_exception(AskAgain("it is gone"))
+                answer.set_exception(ZygoteGone("it is gone"))
                 return answer
+            # The caller may give up, and close its own, before they are sent.
+            kept = [os.dup(fd) for fd in fds]
             self._number += 1
             self._asked[self._number] = answer
-            try:
-                self._control.send({"op": "spawn", "id": self._number, "settings": settings}, tuple(fds))
-            except (ChannelError, TooManyDescriptors) as problem:
-                # Its thread may not have heard of its end yet; nobody else shall be given it.
-                self._over = True
-                del self._asked[self._number]
-                answer.set_exception(AskAgain(str(problem)))
+            self._outgoing.put((self._number, settings, kept))
         return answer
+
+    def _send_requests(self) -> None:
+        while (request := self._outgoing.get()) is not None:
+            number, settings, fds = request
+            with self._lock:
+                answer = self._asked.get(number)
+            try:
+                if answer is not None and not answer.cancelled():
+                    self._control.send({"op": "spawn", "id": number, "settings": settings}, tuple(fds))
+            except (ChannelError, TooManyDescriptors, OSError) as problem:
+                with self._lock:
+                    self._over = True  # its end may not have been seen yet; no other session is to use it
+                    self._asked.pop(number, None)
+                if answer is not None and answer.set_running_or_notify_cancel():
+                    answer.set_exception(ZygoteGone(str(problem)))
+            finally:
+                for fd in fds:
+                    os.close(fd)
 
     def end(self) -> None:
         """Close its line: it ends its sessions and itself."""
@@ -121,11 +140,19 @@ class Zygote:
             if not self.ready.done():
                 self.ready.set_exception(SpawnFailed("start the zygote", None, str(problem)))
             return
+        sender = threading.Thread(target=self._send_requests, name="carrel-zygote-requests", daemon=True)
+        sender.start()
         try:
             self._listen()
         finally:
+            with self._lock:
+                self._over = True
+            with suppress(OSError):
+                self._control.socket.shutdown(socket.SHUT_RDWR)  # wakes up the sender
+            self._outgoing.put(None)
+            sender.join()
             self._close("the zygote is gone")
-            _bury(pid, 10.0)
+            _reap(pid, 10.0)
 
     def _begin(self) -> int:
         errors_read, errors_write = os.pipe2(os.O_CLOEXEC)
@@ -141,7 +168,7 @@ class Zygote:
             # The shell only leaves the host's current folder, which a session may cover, and becomes the program.
             pid = os.posix_spawn(
                 "/bin/sh",
-                ["/bin/sh", "-c", 'cd / && exec "$0" -I "$1"', self.family.python, str(SANDBOX / "__main__.py")],
+                ["/bin/sh", "-c", 'cd / && exec "$0" -I "$1"', self.key.python, str(SANDBOX / "__main__.py")],
                 {"PATH": "/usr/local/bin:/usr/bin:/bin", **environment},
                 file_actions=actions,
                 setsid=True,
@@ -152,9 +179,10 @@ class Zygote:
             setup = {
                 "op": "setup",
                 "entry": "carrel_guest.worker.main:run",
+                "command_entry": "carrel_guest.worker.command_server:run",
                 "prepare": "carrel_guest.worker.main:prepare",
                 "settings": {"errors": known_errors()},
-                "preload": list(self.family.preload),
+                "preload": list(self.key.preload),
             }
             errors = bytearray()
             try:
@@ -166,7 +194,7 @@ class Zygote:
                 _kill(pid)
                 _read_end(errors_read, errors)
                 said = errors.decode("utf-8", "replace").strip()
-                raise ExecutionError(said.splitlines()[-1] if said else f"{self.family.python} ended without a word")
+                raise ExecutionError(said.splitlines()[-1] if said else f"{self.key.python} ended without a word")
         finally:
             os.close(errors_read)
             if errors_write >= 0:
@@ -223,7 +251,7 @@ class Zygote:
         if record.get("op") == "spawned":
             answer.set_result(record)
         elif record.get("lost"):
-            answer.set_exception(AskAgain("the place that was built ahead is gone"))
+            answer.set_exception(ZygoteGone("the place that was built ahead is gone"))
         else:
             step, number = str(record.get("step")), record.get("errno")
             answer.set_exception(SpawnFailed(step, number, str(record.get("message"))))
@@ -238,7 +266,7 @@ class Zygote:
             os.close(self._wake_write)
         for answer in waiting.values():
             if answer.set_running_or_notify_cancel():
-                answer.set_exception(AskAgain(why))
+                answer.set_exception(ZygoteGone(why))
 
 
 def _read_end(source: int, end: bytearray) -> bool:
@@ -249,7 +277,7 @@ def _read_end(source: int, end: bytearray) -> bool:
     return bool(piece)
 
 
-def _bury(pid: int, patience: float) -> None:
+def _reap(pid: int, patience: float) -> None:
     """Wait for its end, and bring it about when it takes too long."""
     end = time.monotonic() + patience
     try:
@@ -276,14 +304,14 @@ class Zygotes:
     def __init__(self, idle: float = IDLE) -> None:
         self._idle = idle
         self._lock = threading.Lock()
-        self._alive: dict[Family, Zygote] = {}
+        self._alive: dict[ZygoteKey, ZygoteClient] = {}
 
-    def take(self, family: Family) -> Zygote:
-        """The family's zygote with one session counted in; give it back when the session has ended."""
+    def take(self, key: ZygoteKey) -> ZygoteClient:
+        """The key's zygote with one session counted in; give it back when the session has ended."""
         with self._lock:
-            zygote = self._alive.get(family)
-            while zygote is None or not zygote.take():
-                zygote = self._alive[family] = Zygote(family, self._idle)
+            zygote = self._alive.get(key)
+            while zygote is None or not zygote.acquire():
+                zygote = self._alive[key] = ZygoteClient(key, self._idle)
             return zygote
 
     def end_all(self) -> None:

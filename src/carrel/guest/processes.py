@@ -193,25 +193,28 @@ def kill_namespace(exclude: Set[int] = frozenset(), *, patience: float = _KILL_T
 
 
 class StopGuard:
-    """Continues a worker that other processes of its session stop; when they do it again and again, kills them."""
+    """Continues processes that others of their session stop; when those do it again and again, kills the others."""
 
     TOO_OFTEN = 3
 
     def __init__(self, kill_others: Callable[[Set[int]], None]) -> None:
         self._kill_others = kill_others
         """Called with the processes that are to be left alone."""
-        self._times_stopped = 0
-        """How many checks in a row have found it stopped."""
+        self._times_stopped: dict[int, int] = {}
+        """How many checks in a row have found a process stopped."""
 
-    def check(self, worker: int, exclude: Set[int], *, kill: bool) -> None:
+    def check(self, process: int, exclude: Set[int], *, kill: bool) -> None:
         """With `kill`, others than these may be killed."""
-        self._times_stopped = self._times_stopped + 1 if is_stopped(worker) else 0
-        if kill and self._times_stopped >= self.TOO_OFTEN:
-            self._kill_others({worker, *exclude})
-            self._times_stopped = 1
-        if self._times_stopped:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(worker, signal.SIGCONT)
+        if not is_stopped(process):
+            self._times_stopped.pop(process, None)
+            return
+        times = self._times_stopped.get(process, 0) + 1
+        if kill and times >= self.TOO_OFTEN:
+            self._kill_others({process, *exclude})
+            times = 1
+        self._times_stopped[process] = times
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGCONT)
 
 
 def _namespace_depth(pid: int) -> int:

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from errno import ENOENT
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from carrel.embedding import EmbedderOption
 from carrel.execution.config import ContainerConfig, SubprocessConfig
-from carrel.execution.executor import Executor, current_call, paused_clock
+from carrel.execution.executor import Executor, paused_clock
 from carrel.library.artifacts import ArtifactStore
 from carrel.library.dependencies import Dependencies
 from carrel.library.prompt import library_prompt
@@ -121,16 +120,19 @@ class SandboxRunner:
         timeout: float | None = None,
         on_output: OnOutput | None = None,
     ) -> ProcessResult:
-        call = current_call.get()
-        if call is None or not call.active or call.executor is not self._executor:
-            result = await self._executor.exec(list(argv), timeout=timeout, cwd=cwd, env=env, stdin=stdin)
-            if on_output is not None:
-                on_output(result.stdout)
-            return ProcessResult(result.exit_code, result.stdout.encode(), result.stderr, 0, result.timed_out)
-        # The run that made this call blocks `exec` until it has its answer, so use the run's own way.
         output = ProcessOutput(on_output)
-        ended = await call.run_command(argv, output=output.add, timeout=timeout, cwd=cwd, env=env, stdin=stdin)
-        if ended.error is not None:
-            missing = ended.exit_code == 127
-            raise FileNotFoundError(ENOENT, ended.error, argv[0]) if missing else OSError(ended.error)
-        return output.result(ended.exit_code, timed_out=ended.timed_out)
+
+        def add(piece: Any) -> None:
+            output.add(piece.stream, piece.text)
+
+        result = await self._executor.exec(
+            list(argv),
+            timeout=timeout,
+            cwd=cwd,
+            env=env,
+            stdin=stdin,
+            text=False,
+            on_output=add,
+            keep_background=False,
+        )
+        return output.result(result.exit_code, timed_out=result.timed_out)

@@ -29,9 +29,11 @@ from carrel.execution.executor import (
     FileChange,
     FileEntry,
     FilePath,
+    FileStat,
     OnOutput,
     Output,
     RunningCommand,
+    Variable,
 )
 from carrel.execution.results import closed_result, failed_result
 from carrel.execution.subprocess_executor import SubprocessExecutor
@@ -548,6 +550,18 @@ class Session:
         """Write the steps that have ended to the trace; otherwise that is done shortly after they end."""
         await self._trace_log.flush()
 
+    async def variables(self) -> list[Variable]:
+        """Return the variables that the code has made, at most 1,000; waits for a run that is under way."""
+        await self._ensure_usable()
+        async with self._run_lock:
+            return await self.executor.variables()
+
+    async def set_variables(self, **variables: Any) -> None:
+        """Set variables of the code to data: the types that `run` can return."""
+        await self._ensure_usable()
+        async with self._run_lock:
+            await self.executor.set_variables(variables)
+
     async def trace(self) -> list[dict[str, Any]]:
         """Return the steps of this session so far, one dict each, oldest first."""
         await self.flush_trace()
@@ -563,17 +577,21 @@ class Session:
         cwd: FilePath | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bytes | str | None = None,
+        user: str | None = None,
+        text: bool = True,
         on_output: OnOutput | None = None,
         name: str | None = None,
     ) -> CommandResult:
-        """Run a command (a str for a shell, or a list of arguments) in the workspace.
+        """Run a command (a str for a shell, or a list of arguments) in the workspace, beside the code and others.
 
-        On a timeout the whole process tree is killed and the exit code is 124. `name` is its name in the trace."""
+        On a timeout the whole process tree is killed and the exit code is 124; cancelling the caller kills it too.
+        A command that cannot be started raises what `subprocess` raises. `user` is "agent" (default) or "root"; `name`
+        is the command's name in the trace."""
         words = arguments.command_words(command)
         await self._ensure_usable()
         with self._steps.step("command", name or (words if isinstance(words, str) else shlex.join(words))) as step:
             result = await self.executor.exec(
-                command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, on_output=on_output
+                command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, user=user, text=text, on_output=on_output
             )
             step.sizes |= {"stdout": len(result.stdout), "stderr": len(result.stderr)}
             step.facts["exit_code"] = result.exit_code
@@ -605,6 +623,36 @@ class Session:
         """Return the entries of a folder, sorted by name."""
         await self._ensure_usable()
         return await self.executor.list_files(path)
+
+    async def stat(self, path: FilePath) -> FileStat:
+        """Return what is known of a file; of a link, what is known of its target."""
+        await self._ensure_usable()
+        return await self.executor.stat(path)
+
+    async def exists(self, path: FilePath) -> bool:
+        """Return whether the path exists, as `os.path.exists`."""
+        await self._ensure_usable()
+        return await self.executor.exists(path)
+
+    async def make_dir(self, path: FilePath) -> None:
+        """Create a folder with missing parents; a folder that exists is no error."""
+        await self._ensure_usable()
+        await self.executor.make_dir(path)
+
+    async def remove(self, path: FilePath, *, recursive: bool = False) -> None:
+        """Remove a file, a link or an empty folder; with `recursive` a folder and all that is in it."""
+        await self._ensure_usable()
+        await self.executor.remove(path, recursive=recursive)
+
+    async def move(self, path: FilePath, to: FilePath) -> None:
+        """Rename a file or folder; a file at `to` is replaced."""
+        await self._ensure_usable()
+        await self.executor.move(path, to)
+
+    async def realpath(self, path: FilePath) -> str:
+        """Return the absolute path without links; FileNotFoundError if it does not exist."""
+        await self._ensure_usable()
+        return await self.executor.realpath(path)
 
     async def str_replace(self, path: FilePath, old: str, new: str) -> None:
         """Replace the single occurrence of `old`; ValueError with the number of occurrences if it is not one."""

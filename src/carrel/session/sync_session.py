@@ -17,9 +17,11 @@ from carrel.execution.executor import (
     FileChange,
     FileEntry,
     FilePath,
+    FileStat,
     OnOutput,
     Output,
     RunningCommand,
+    Variable,
 )
 from carrel.session.checkpoints import Checkpoint
 from carrel.session.options import ContainerOptions, SandboxOptions, SessionOptions
@@ -309,6 +311,14 @@ class SyncSession(SyncSessionBase):
         """Write the steps that have ended to the trace; otherwise that is done shortly after they end."""
         self._loop.wait(self._session.flush_trace())
 
+    def variables(self) -> list[Variable]:
+        """Return the variables that the code has made, at most 1,000; waits for a run that is under way."""
+        return self._loop.wait(self._session.variables())
+
+    def set_variables(self, **variables: Any) -> None:
+        """Set variables of the code to data: the types that `run` can return."""
+        self._loop.wait(self._session.set_variables(**variables))
+
     def trace(self) -> list[dict[str, Any]]:
         """Return the steps of this session so far, one dict each, oldest first."""
         return self._loop.wait(self._session.trace())
@@ -321,15 +331,27 @@ class SyncSession(SyncSessionBase):
         cwd: FilePath | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bytes | str | None = None,
+        user: str | None = None,
+        text: bool = True,
         on_output: OnOutput | None = None,
         name: str | None = None,
     ) -> CommandResult:
-        """Run a command (a str for a shell, or a list of arguments) in the workspace.
+        """Run a command (a str for a shell, or a list of arguments) in the workspace, beside the code and others.
 
-        On a timeout the whole process tree is killed and the exit code is 124. `name` is its name in the trace."""
+        On a timeout the whole process tree is killed and the exit code is 124; cancelling the caller kills it too.
+        A command that cannot be started raises what `subprocess` raises. `user` is "agent" (default) or "root"; `name`
+        is the command's name in the trace."""
         return self._loop.wait(
             self._session.execute_command(
-                command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, on_output=on_output, name=name
+                command,
+                timeout=timeout,
+                cwd=cwd,
+                env=env,
+                stdin=stdin,
+                user=user,
+                text=text,
+                on_output=on_output,
+                name=name,
             )
         )
 
@@ -352,6 +374,30 @@ class SyncSession(SyncSessionBase):
     def list_files(self, path: FilePath = ".") -> list[FileEntry]:
         """Return the entries of a folder, sorted by name."""
         return self._loop.wait(self._session.list_files(path))
+
+    def stat(self, path: FilePath) -> FileStat:
+        """Return what is known of a file; of a link, what is known of its target."""
+        return self._loop.wait(self._session.stat(path))
+
+    def exists(self, path: FilePath) -> bool:
+        """Return whether the path exists, as `os.path.exists`."""
+        return self._loop.wait(self._session.exists(path))
+
+    def make_dir(self, path: FilePath) -> None:
+        """Create a folder with missing parents; a folder that exists is no error."""
+        self._loop.wait(self._session.make_dir(path))
+
+    def remove(self, path: FilePath, *, recursive: bool = False) -> None:
+        """Remove a file, a link or an empty folder; with `recursive` a folder and all that is in it."""
+        self._loop.wait(self._session.remove(path, recursive=recursive))
+
+    def move(self, path: FilePath, to: FilePath) -> None:
+        """Rename a file or folder; a file at `to` is replaced."""
+        self._loop.wait(self._session.move(path, to))
+
+    def realpath(self, path: FilePath) -> str:
+        """Return the absolute path without links; FileNotFoundError if it does not exist."""
+        return self._loop.wait(self._session.realpath(path))
 
     def str_replace(self, path: FilePath, old: str, new: str) -> None:
         """Replace the single occurrence of `old`; ValueError with the number of occurrences if it is not one."""

@@ -16,9 +16,9 @@ from typing import Any, Self
 from carrel.errors import ConfigurationError, EnvironmentFailed, SetupFailed
 from carrel.execution import temp_dirs
 from carrel.execution.config import Mount, SandboxMode, SubprocessConfig
+from carrel.execution.connection import WorkerConnection
 from carrel.execution.environments import Environment, locked
 from carrel.execution.executor import CommandResult, Handler
-from carrel.execution.live_session import LiveSession
 from carrel.execution.packages import environment_for_all
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.guest.sandbox.spec import HOME, OWN_ENVIRONMENT
@@ -190,7 +190,7 @@ class SampleExecutor(SubprocessExecutor):
         twin.config, twin.prepared, twin.handlers = self.config, self.prepared, dict(self.handlers)
         return twin
 
-    async def _started(self) -> LiveSession:
+    async def _started(self) -> WorkerConnection[Any]:
         if self.prepared is None:
             self.prepared = await prepare_sample(self.sample, self.cache, sandbox=self.config.sandbox)
             self.config = _changed(self.prepared.config, *self._options)

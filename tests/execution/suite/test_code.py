@@ -8,6 +8,7 @@ import decimal
 import math
 import uuid
 from pathlib import PurePosixPath
+from typing import Any
 
 import pytest
 
@@ -263,3 +264,51 @@ async def test_a_debugger_has_nobody_to_ask(executor: Executor) -> None:
     assert result.error_type == "BdbQuit", result
     assert "print what you want to see" in (result.error or "")
     assert (await executor.run("kept")).value == 1
+
+
+# --- variables --------------------------------------------------------------------------------------------------------
+
+
+async def test_variables_are_listed_with_a_preview(start: Start) -> None:
+    executor = start(handlers={"tools": no_answer})
+    assert await executor.variables() == []
+    await executor.run("import math; n = 5; words = ['a'] * 1000; _hidden = 1\nclass Thing: pass\nthing = Thing()")
+    found = {one.name: one for one in await executor.variables()}
+    assert list(found) == ["math", "n", "words", "Thing", "thing"]
+    assert (found["n"].type, found["n"].preview, found["math"].type) == ("int", "5", "module")
+    assert found["words"].size > 8000
+    assert len(found["words"].preview) < 300
+    assert found["thing"].type == "Thing"
+    await executor.run("tools = 3")
+    assert "tools" in [one.name for one in await executor.variables()]
+
+
+async def test_a_repr_that_hangs_or_raises_is_no_hindrance(start: Start) -> None:
+    executor = start()
+    await executor.run(
+        "import time\n"
+        "class Bad:\n"
+        "    def __repr__(self): raise ValueError('no')\n"
+        "class Slow:\n"
+        "    def __repr__(self):\n"
+        "        while True: time.sleep(0.01)\n"
+        "bad, slow, n = Bad(), Slow(), 5\n"
+    )
+    found = {one.name: one.preview for one in await asyncio.wait_for(executor.variables(), 60)}
+    assert (found["n"], found["slow"]) == ("5", "")
+    assert (await executor.run("n")).value == 5
+
+
+async def test_variables_are_set_to_data(executor: Executor) -> None:
+    data = {"n": 5, "text": "a", "raw": b"\0", "rows": [{"a": (1, 2)}, {3, 4}], "when": datetime.datetime(2026, 1, 2)}
+    await executor.set_variables(data)
+    assert (await executor.run("n, text, raw, rows, when")).value == tuple(data.values())
+    with pytest.raises(TypeError, match="thing"):
+        await executor.set_variables({"fine": 1, "thing": [object()]})
+    with pytest.raises(ValueError, match="not the name"):
+        await executor.set_variables({"a b": 1})
+    assert (await executor.run("fine")).error_type == "NameError"
+
+
+async def no_answer(name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
+    """A handler that is never called here."""

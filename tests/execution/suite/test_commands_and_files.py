@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import random
 import time
@@ -11,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from carrel.errors import ExecutorClosed
-from carrel.execution.executor import Executor, FileChange, FileEntry, Output
-from tests.execution.conftest import Start
+from carrel.errors import ConfigurationError, ExecutorClosed
+from carrel.execution.executor import CommandResult, Executor, FileChange, FileEntry, Output
+from tests.execution.conftest import Here, Start
 
 
 async def test_a_command_has_output_and_an_exit_code(executor: Executor) -> None:
@@ -52,8 +53,101 @@ async def test_what_a_command_writes_comes_as_it_is_written(executor: Executor) 
 
 
 async def test_a_program_that_is_not_there(executor: Executor) -> None:
-    assert (await executor.exec("no-such-program-anywhere")).exit_code == 127
-    assert (await executor.exec(["no-such-program-anywhere"])).exit_code == 127
+    assert (await executor.exec("no-such-program-anywhere")).exit_code == 127, "the shell's own answer"
+    with pytest.raises(FileNotFoundError, match="no-such-program-anywhere"):
+        await executor.exec(["no-such-program-anywhere"])
+
+
+async def test_a_command_that_cannot_be_started_raises_what_subprocess_raises(executor: Executor) -> None:
+    await executor.write_file("plain", "not a program")
+    with pytest.raises(PermissionError, match="plain"):
+        await executor.exec(["./plain"])
+    with pytest.raises(FileNotFoundError, match="missing"):
+        await executor.exec("true", cwd="missing")
+    with pytest.raises(NotADirectoryError, match="plain"):
+        await executor.exec(["true"], cwd="plain")
+    with pytest.raises(ValueError, match="null byte"):
+        await executor.exec(["echo", "a\0b"])
+    with pytest.raises(OSError, match="too long"):
+        await executor.exec(["echo", "x" * 5_000_000])
+    assert (await executor.exec("echo on")).stdout == "on\n"
+
+
+async def test_output_of_both_streams_in_their_order_and_as_bytes(executor: Executor) -> None:
+    result = await executor.exec("for n in 1 2 3; do echo out $n; echo err $n >&2; done")
+    assert result.output == "out 1\nerr 1\nout 2\nerr 2\nout 3\nerr 3\n"
+    assert not result.truncated
+    raw = await executor.exec("printf '\\377\\000'; printf '\\376' >&2", text=False)
+    assert (raw.stdout, raw.stderr, raw.output) == (b"\xff\0", b"\xfe", b"\xff\0\xfe")
+
+
+async def test_root_where_there_is_one(executor: Executor) -> None:
+    await executor.start()
+    assert (await executor.exec("true", user="agent")).success
+    with pytest.raises(ConfigurationError, match="'agent' or 'root'"):
+        await executor.exec("true", user="nobody")
+    if "root_user" not in executor.supported_capabilities():
+        with pytest.raises(ConfigurationError, match="'root'"):
+            await executor.exec("true", user="root")
+        return
+    assert (await executor.exec("id -u", user="root")).stdout == "0\n"
+    assert (await executor.exec("id -u")).stdout != "0\n"
+
+
+# --- side by side -----------------------------------------------------------------------------------------------------
+
+
+async def begun(executor: Executor, command: str) -> asyncio.Task[CommandResult]:
+    """A command that has written its first line."""
+    wrote = asyncio.Event()
+    running = asyncio.create_task(executor.exec(command, on_output=lambda _: wrote.set()))
+    waiting = asyncio.create_task(wrote.wait())
+    await asyncio.wait_for(asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED), 60)
+    return running
+
+
+async def test_a_command_that_waits_holds_up_neither_commands_nor_files(executor: Executor) -> None:
+    await executor.exec("mkfifo fifo")
+    waiting = await begun(executor, "echo begun; cat fifo")
+    assert (await executor.exec("echo second")).stdout == "second\n"
+    await executor.write_file("note", "1")
+    assert await executor.read_file("note") == b"1"
+    (listed,) = await executor.processes()
+    assert listed.command == "echo begun; cat fifo"
+    await executor.exec("echo released > fifo")
+    assert (await waiting).stdout == "begun\nreleased\n"
+
+
+async def test_a_run_holds_up_neither_commands_nor_files(start: Start) -> None:
+    here = Here()
+    executor = start(handlers={"here": here})
+    await executor.start()
+    running = asyncio.create_task(executor.run("here.wait()\n'done'"))
+    await asyncio.wait_for(here.came(), 60)
+    assert (await executor.exec("echo beside")).stdout == "beside\n"
+    await executor.write_file("note", "1")
+    assert await executor.read_file("note") == b"1"
+    left = await begun(executor, "echo begun; sleep 600")
+    (listed,) = await executor.processes()
+    assert await executor.kill(listed.pid)
+    assert (await left).exit_code == 137
+    assert not running.done()
+    here.go_on.set()
+    assert (await running).value == "done"
+
+
+async def test_closing_ends_a_running_command_at_once(executor: Executor) -> None:
+    running = await begun(executor, "echo begun; sleep 600")
+    await asyncio.wait_for(executor.close(), 60)
+    with pytest.raises(ExecutorClosed, match="closed"):
+        await asyncio.wait_for(running, 60)
+
+
+async def test_input_of_any_size(executor: Executor) -> None:
+    content = os.urandom(1 << 20) * 50
+    result = await executor.exec("sha256sum", stdin=content)
+    assert result.stdout.split()[0] == hashlib.sha256(content).hexdigest()
+    assert (await executor.exec("head -c 5", stdin=content, text=False)).stdout == content[:5]
 
 
 async def nobody_does(executor: Executor, command: str) -> None:
@@ -164,6 +258,59 @@ async def test_errors_of_files_are_those_of_open(executor: Executor) -> None:
         await executor.read_file("folder")
     with pytest.raises(FileNotFoundError):
         await executor.list_files("nowhere")
+
+
+async def test_errors_about_kinds_of_files(executor: Executor) -> None:
+    await executor.write_file("file", "1")
+    await executor.exec("mkfifo fifo")
+    with pytest.raises(NotADirectoryError):
+        await executor.read_file("file/below")
+    with pytest.raises(NotADirectoryError):
+        await executor.write_file("file/below", "1")
+    with pytest.raises(IsADirectoryError):
+        await executor.write_file(".", "1")
+    with pytest.raises(OSError, match="ot a regular file"):
+        await asyncio.wait_for(executor.read_file("fifo"), 60)
+    with pytest.raises(OSError, match="ot a regular file"):
+        await asyncio.wait_for(executor.write_file("fifo", "1"), 60)
+
+
+async def test_what_is_known_of_a_file(executor: Executor) -> None:
+    await executor.write_file("a/file", "text")
+    await executor.exec("chmod 640 a/file; ln -s a/file link; ln -s nowhere dangling")
+    about = await executor.stat("a/file")
+    assert (about.name, about.kind, about.size, about.mode, about.target) == ("file", "file", 4, 0o640, "")
+    assert abs(about.mtime - time.time()) < 3600
+    assert (await executor.stat("link")).size == 4
+    assert (await executor.stat("link")).target == "a/file"
+    assert [await executor.exists(path) for path in ("a", "a/file", "link", "dangling", "none")] == [
+        *[True] * 3,
+        *[False] * 2,
+    ]
+    assert (await executor.realpath("link")).endswith("/a/file")
+    with pytest.raises(FileNotFoundError):
+        await executor.stat("none")
+    with pytest.raises(FileNotFoundError):
+        await executor.realpath("none")
+
+
+async def test_folders_are_made_moved_and_removed(executor: Executor) -> None:
+    await executor.make_dir("one/two")
+    await executor.make_dir("one/two")
+    await executor.write_file("one/two/file", "text")
+    await executor.move("one/two", "moved")
+    assert await executor.read_file("moved/file") == b"text"
+    with pytest.raises(OSError, match="not empty"):
+        await executor.remove("moved")
+    await executor.remove("moved/file")
+    await executor.remove("moved")
+    await executor.write_file("one/two/file", "text")
+    await executor.remove("one", recursive=True)
+    assert await executor.list_files() == []
+    with pytest.raises(FileNotFoundError):
+        await executor.remove("one")
+    with pytest.raises(FileNotFoundError):
+        await executor.move("one", "two")
 
 
 async def test_str_replace_wants_exactly_one_place(executor: Executor) -> None:

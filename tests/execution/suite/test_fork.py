@@ -231,7 +231,7 @@ async def test_code_that_has_stopped_its_frozen_fork_is_forked_all_the_same(exec
     await executor.write_file("others.py", OTHERS)
     await asyncio.sleep(0.2)
     # A command, since a run would be followed by another frozen fork.
-    done = await executor.exec(f"python3 others.py {worker} {int(number)}")
+    done = await executor.exec(["python3", "others.py", str(worker), str(int(number))])
     assert (done.exit_code, done.stderr) == (0, "")
     fork = await executor.fork()
     assert (await fork.run("x")).value == 5

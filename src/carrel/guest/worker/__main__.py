@@ -9,7 +9,7 @@ import sys
 def main() -> None:
     container_init = importlib.import_module("carrel_guest.worker.container_init")
     del sys.path[0]  # the folder itself: code must not find anything in it by name
-    container_init.main()
+    container_init.serve_container()
 
 
 if __name__ == "__main__":

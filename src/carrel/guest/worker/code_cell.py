@@ -27,6 +27,7 @@ from .host_errors import error_class
 from .interrupts import Interrupts
 from .namespaces import namespaces
 from .std_streams import NoInput, StandardStreams, no_input
+from .variables import ListVariables
 
 _AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 _MAX_SHORT = 500
@@ -200,6 +201,8 @@ class CodeRunner:
         self._names_of_host = [str(name) for name in settings.get("names") or []]
         self._cells = 0
         self._names: dict[str, Any] = {}
+        self._own: dict[str, Any] = {}
+        """The names that every session has."""
         self._shown = display.DisplayedBundles()
         _add_builtin("input", no_input)
         threading.excepthook = tracebacks.thread_excepthook
@@ -218,11 +221,16 @@ class CodeRunner:
         self.loop.forget()
         self._names = _new_namespace()
         self._names.update(namespaces(self._host, self._names_of_host, builtins))
+        self._own = dict(self._names)
         gc.collect()
 
-    def run(self, code: str, before_run: Callable[[Cell], None], before_display: Callable[[], None]) -> Record:
+    def set_variables(self, variables: dict[str, Any]) -> None:
+        self._names.update(variables)
+
+    def run(self, code: str | None, before_run: Callable[[Cell], None], before_display: Callable[[], None]) -> Record:
         """Run one cell; its outcome as the result record has it. Raises nothing but `ContinueAsFork`.
 
+        Without code, the value is the list of variables.
         `before_run` is called when the code is compiled. `before_display` is called before the user's own code
         displays the value of a harmless cell, for which no snapshot has been made.
         """
@@ -250,11 +258,11 @@ class CodeRunner:
         return outcome
 
     def _outcome(
-        self, code: str, filename: str, before_run: Callable[[Cell], None], before_display: Callable[[], None]
+        self, code: str | None, filename: str, before_run: Callable[[Cell], None], before_display: Callable[[], None]
     ) -> Record:
         outcome: Record = {}
         try:
-            cell = Cell(code, filename)
+            cell: Any = ListVariables(self._own) if code is None else Cell(code, filename)
             self._interrupts.end()
             before_run(cell)
             self.streams.children_made = False

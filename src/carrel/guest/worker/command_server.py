@@ -160,8 +160,16 @@ class CommandServer:
             pass  # the host is gone
         finally:
             for request, _ in list(self._active.values()):
+                request.cancel()
                 if isinstance(request, Command):
                     request.kill()
+
+    def kill_all(self) -> None:
+        """Kill what runs, and what commands have left in the background."""
+        with self._lock:
+            commands = list(self._commands.values())
+        for command in commands:
+            command.kill()
 
     def _take_record(self, record: Record) -> None:
         operation, number = record.get("op"), record.get("id")
@@ -293,6 +301,7 @@ class CommandServer:
             stdin=record.get("stdin") is True,
             on_input_taken=window.taken,
             output_window=WINDOW,
+            keep_background=record.get("keep_background") is not False,
         )
 
     def _command(self, number: int, record: Record) -> None:

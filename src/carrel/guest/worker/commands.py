@@ -1,12 +1,10 @@
 """Run commands: output in the order written, input in pieces, and an end that takes the whole process tree along.
 
-`Command.run` works in the calling thread; most other methods may be called from any thread. Used by the command server,
-by the worker for commands that host calls need, and by the executor that runs code in the host's own process.
+`Command.run` works in the calling thread; most other methods may be called from any thread. Used by the command server.
 """
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import os
 import select
@@ -21,9 +19,8 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
-from ..channel import Channel, ChannelError, Record
 from ..processes import MARK, Marks, ProcessTable, ProcessTree
 
 STDOUT, STDERR = 1, 2
@@ -35,8 +32,6 @@ _SET_PIPE_SIZE = 1031
 """F_SETPIPE_SZ, which Python's fcntl has since 3.10."""
 _EXIT_CHECK = 0.02
 """Seconds between two looks at a process for which the kernel has no pidfd (gVisor)."""
-_END_TIMEOUT = 3.0
-"""Seconds to wait for the end of one that was killed."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -412,59 +407,3 @@ def _has_ended(pid: int) -> bool:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return True
-
-
-class CallCommand:
-    """A command that the host wants to have run before it answers a call: in a thread, so that nothing else waits."""
-
-    def __init__(self, call: int, request: dict[str, Any], home: str, channel: Channel) -> None:
-        self._call = call
-        self._channel = channel
-        command, stdin, timeout = request.get("command", ""), request.get("stdin"), request.get("timeout")
-        self._stdin = None if stdin is None else base64.b64decode(stdin)
-        self._command = Command(
-            command if isinstance(command, str) else [str(word) for word in command],
-            self._send_output,
-            cwd=os.path.join(home, os.path.expanduser(str(request.get("cwd") or ""))),
-            env={**os.environ, **{str(name): str(value) for name, value in (request.get("env") or {}).items()}},
-            timeout=None if timeout is None else float(timeout),
-            stdin=self._stdin is not None,
-            keep_background=False,
-        )
-        self._thread = threading.Thread(target=self._run, name="carrel-command", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as problem:  # as many threads as there may be
-            self._send({"op": "ran", "timed_out": False, "exit_code": 126, "error": str(problem)})
-
-    def end(self) -> None:
-        """Kill what still runs, and wait until its thread is gone: with a thread no snapshot could be made."""
-        self._command.cancel()
-        if self._thread.ident is not None:
-            self._thread.join(_END_TIMEOUT)
-
-    # --- in the thread ----------------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        with suppress(ChannelError):  # the main thread sees it too
-            try:
-                self._command.start()
-            except (OSError, ValueError) as problem:
-                code = 127 if isinstance(problem, FileNotFoundError) else 126
-                self._send({"op": "ran", "timed_out": False, "exit_code": code, "error": str(problem)})
-                return
-            try:
-                if self._stdin is not None:
-                    for data in (self._stdin, b""):
-                        self._command.feed(data)
-                end = self._command.run()
-            finally:
-                self._command.close()
-            self._send({"op": "ran", "exit_code": end.exit_code, "timed_out": end.timed_out})
-
-    def _send_output(self, stream: int, data: bytes) -> None:
-        name = "stdout" if stream == STDOUT else "stderr"
-        self._send({"op": "output", "stream": name, "data": base64.b64encode(data).decode("ascii")})
-
-    def _send(self, record: Record) -> None:
-        self._channel.send({**record, "call": self._call})

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import syscalls
-from .main import run
 
 
 def _as_usual() -> None:
@@ -24,7 +23,14 @@ def _as_usual() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def become_worker(line: int, ends: tuple[int, ...], environment: dict[str, str], settings: dict[str, Any]) -> None:
+def become_worker(
+    entry: Callable[[int, int, dict[str, Any]], None],
+    line: int,
+    ends: tuple[int, ...],
+    environment: dict[str, str],
+    settings: dict[str, Any],
+) -> None:
+    """Call the entry of the worker, or of the command server, as the session's process; never returns."""
     try:
         _as_usual()
         os.setsid()
@@ -46,7 +52,7 @@ def become_worker(line: int, ends: tuple[int, ...], environment: dict[str, str],
     except BaseException:  # noqa: BLE001 - told where the session's output goes, then the end
         traceback.print_exc()
         os._exit(70)
-    run(line, -1, settings)
+    entry(line, -1, settings)
 
 
 def become_unpacker(source: int, at: str, remove: list[str]) -> None:

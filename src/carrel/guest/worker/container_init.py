@@ -24,13 +24,14 @@ from typing import Any
 from .. import syscalls
 from ..channel import MAX_RECORD, Channel, ChannelClosed, ChannelError
 from ..processes import StopGuard, end_started_in_session, kill_descendants, set_title
+from . import command_server, main
 from .container_children import Unpacker, become_worker
 
 HEAD = struct.Struct(">cI")
 """Before each frame: its channel, and how many bytes follow."""
 LINE, RUN, FRESH = b"l", b"r", b"f"
 """Records of the line; from the host also those that begin a run, with the pipes there are or with fresh ones."""
-CONTROL, STDOUT, STDERR, ARCHIVE = b"c", b"o", b"e", b"a"
+CONTROL, STDOUT, STDERR, ARCHIVE, COMMANDS = b"c", b"o", b"e", b"a", b"s"
 
 _AT_ONCE = 1 << 16
 _TOLD_AFTER = 1 << 20
@@ -61,6 +62,10 @@ class ContainerInit:
         self._unpacker = Unpacker(self._selector, lambda status: self._tell({"op": "unpacked", "status": status}))
         self._broke = ""
         self._stop_guard = StopGuard(kill_descendants)
+        self._server = 0
+        """The process number of the command server."""
+        self._to_server = bytearray()
+        self._server_channel: socket.socket | None = None
         self._killed_before = 0
         self._wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         os.set_blocking(0, True)
@@ -108,6 +113,9 @@ class ContainerInit:
                 self._obey(json.loads(body))
             elif channel == ARCHIVE:
                 self._unpacker.take(body)
+            elif channel == COMMANDS:
+                self._to_server += body
+                self._write_to_server()
             else:
                 self._pass_to_worker(channel, body)
 
@@ -125,17 +133,81 @@ class ContainerInit:
             self._wake()
         elif operation == "signal" and self._worker:
             _signal(self._worker, record["number"])
-        elif operation == "tend" and self._worker:
-            self._tend(self._worker, record["end"])
+        elif operation == "tend":
+            self._tend(record["end"])
+        elif operation == "serve_commands":
+            self._serve_commands()
+        elif operation == "kill_server" and self._server:
+            _signal(self._server, signal.SIGKILL)
         elif operation == "hold":
             self._hold(record["on"])
         elif operation == "unpack":
             self._unpacker.begin(record["at"], record["remove"])
 
-    def _tend(self, worker: int, end: bool) -> None:
-        """Continue a worker that was stopped."""
-        frozen = set() if self._frozen is None else {self._frozen[1]}
-        self._stop_guard.check(worker, frozen, kill=end)
+    def _tend(self, end: bool) -> None:
+        """Continue the worker and the command server where they were stopped."""
+        own = {process for process in (self._worker, self._server) if process}
+        spare = own if self._frozen is None else {*own, self._frozen[1]}
+        for process in own:
+            self._stop_guard.check(process, spare, kill=end)
+
+    # --- the command server -----------------------------------------------------------------------------------------
+
+    def _serve_commands(self) -> None:
+        """Fork the command server; what comes from it is passed on to the host as it is."""
+        self._drop_server()
+        ours, theirs = socket.socketpair()
+        nothing = os.open("/dev/null", os.O_WRONLY)
+        pid = os.fork()
+        if pid == 0:
+            become_worker(command_server.run, theirs.detach(), (nothing, nothing), self._environment, self._settings)
+        theirs.close()
+        os.close(nothing)
+        ours.setblocking(False)
+        self._server, self._server_channel = pid, ours
+        self._watch(ours.fileno(), self._heard_server)
+        self._tell({"op": "serving"})
+
+    def _heard_server(self, mask: int) -> None:
+        channel = self._server_channel
+        if channel is not None and mask & selectors.EVENT_WRITE:
+            self._write_to_server()
+        if channel is None or channel is not self._server_channel or not mask & selectors.EVENT_READ:
+            return
+        try:
+            data = channel.recv(_AT_ONCE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._send(COMMANDS, data)
+        else:
+            self._drop_server()
+            self._tell({"op": "server_ended"})
+
+    def _write_to_server(self) -> None:
+        """Write what it takes now; the protocol's windows bound what waits here."""
+        channel = self._server_channel
+        if channel is None:
+            self._to_server.clear()
+            return
+        try:
+            while self._to_server:
+                del self._to_server[: channel.send(self._to_server)]
+        except BlockingIOError:
+            self._selector.modify(channel, selectors.EVENT_READ | selectors.EVENT_WRITE, self._heard_server)
+            return
+        except OSError:
+            return  # its end is heard when it is read from
+        self._selector.modify(channel, selectors.EVENT_READ, self._heard_server)
+
+    def _drop_server(self) -> None:
+        self._to_server.clear()
+        if self._server_channel is not None:
+            self._unwatch(self._server_channel.fileno())
+            self._server_channel.close()
+            self._server_channel = None
 
     # --- the worker -------------------------------------------------------------------------------------------------
 
@@ -145,7 +217,7 @@ class ContainerInit:
         ends = self._fresh_pipes()
         pid = os.fork()
         if pid == 0:
-            become_worker(theirs.detach(), ends, self._environment, self._settings)
+            become_worker(main.run, theirs.detach(), ends, self._environment, self._settings)
         theirs.close()
         for fd in ends:
             os.close(fd)
@@ -288,6 +360,8 @@ class ContainerInit:
                 return
             if pid == self._worker:
                 self._exited(status)
+            elif pid == self._server:
+                self._server = 0
             else:
                 self._unpacker.buried(pid, status)
 
@@ -433,7 +507,8 @@ def facts() -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def serve_container() -> None:
+    """Be the first process of a container; never returns."""
     set_title()
     syscalls.set_dumpable(False)
     os.umask(0o022)

@@ -106,8 +106,11 @@ class FileWriter:
             before = os.fstat(fd)
             _check_regular(self.path, before.st_mode)
             if size > before.st_size:
-                with suppress(OSError):  # not on every file system; then a full disk is found while copying
+                try:
                     os.posix_fallocate(fd, before.st_size, size - before.st_size)
+                except OSError as problem:  # not on every file system; then a full disk is found while copying
+                    if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+                        raise OSError(problem.errno, os.strerror(problem.errno), self.path) from None
             shutil.copyfileobj(source, target, _COPY_SIZE)
             if before.st_size or size:
                 with suppress(OSError):  # files of /proc cannot be cut

@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 
 from ..channel import Channel, ChannelError, Record, RecordTooLong
 from . import values
-from .commands import CallCommand
 from .host_errors import HostCallError, error_class, error_from_record
 from .interrupts import Interrupts
 
@@ -140,8 +139,6 @@ class _PendingCall:
     def __init__(self, future: asyncio.Future[Record] | None = None) -> None:
         self.answer: Record | None = None
         self.future = future
-        self.command: CallCommand | None = None
-        """What runs here before the host can answer."""
         self.acquired: list[tuple[CallLimiter, int]] = []
         """What it has acquired, until there is an answer."""
 
@@ -160,11 +157,10 @@ class HostCallClient:
     where the next reader sees it.
     """
 
-    def __init__(self, channel: Channel, interrupts: Interrupts, home: str) -> None:
+    def __init__(self, channel: Channel, interrupts: Interrupts) -> None:
         self.channel = channel
         self.requests: deque[tuple[Record, list[int]]] = deque()
         """What was read and is no answer, for the main loop."""
-        self._home = home
         self._interrupts = interrupts
         self._number = 0
         self._wake_fd = -1
@@ -257,8 +253,6 @@ class HostCallClient:
     def _forget(self, number: int, pending: _PendingCall, *, cancel: bool) -> None:
         """The caller goes on: nothing of the call does."""
         self._pending.pop(number, None)
-        if pending.command is not None:
-            pending.command.end()
         if number and cancel:
             with suppress(ChannelError):  # the next reader sees it too
                 self.channel.send({"op": "cancel", "call": number})
@@ -342,9 +336,6 @@ class HostCallClient:
             pending = self._pending.get(number) if isinstance(number, int) else None
             if pending is None:
                 continue
-            if "run" in record:
-                self._run_command(number, pending, record["run"])
-                continue
             with self._lock:
                 pending.answer = record
                 pending.release()
@@ -352,14 +343,6 @@ class HostCallClient:
                     self._changed.notify_all()
             if pending.future is not None:
                 _set_result(pending.future, record)
-
-    def _run_command(self, number: int, pending: _PendingCall, request: Any) -> None:
-        """Run a command that the host needs before it can answer; None ends the one that runs."""
-        if pending.command is not None:
-            pending.command.end()
-        pending.command = None if request is None else CallCommand(number, request, self._home, self.channel)
-        if pending.command is not None and number not in self._pending:
-            pending.command.end()  # its call was given up meanwhile, in another thread
 
     # --- event loops --------------------------------------------------------------------------------------------------
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-import selectors
 import socket
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from select import POLLIN, poll  # by name: what code sets on the module select does not matter here
@@ -16,9 +14,8 @@ from typing import Any
 from .. import syscalls
 from ..channel import Channel, ChannelError, Record, RecordTooLong
 from ..processes import end_started_in_session, set_title, started_in_session
-from . import file_requests, reopen_files, values
+from . import reopen_files, values
 from .code_cell import Cell, CodeRunner, ContinueAsFork
-from .exec_requests import Commands
 from .fork_checks import (
     connections_reason,
     devices_reason,
@@ -40,8 +37,6 @@ IDLE = 0.001
 """How long nothing must have come before a frozen fork is made."""
 BURIAL = 0.02
 """How often those that have been ended are looked after."""
-_OWN = 2
-"""Descriptors that the loop always watches: the line and the bell."""
 CEILING = 2 << 30
 """How large a session may be for one to be kept."""
 
@@ -51,7 +46,7 @@ class Worker:
 
     def __init__(self, line: Channel, init: int, settings: dict[str, Any]) -> None:
         self._init = init
-        self._home = str(settings.get("home") or os.getcwd())
+        home = str(settings.get("home") or os.getcwd())
         self._snapshot = Snapshot(int(settings.get("frozen_ceiling") or CEILING))
         self._keeps_snapshot = bool(settings.get("frozen", True))
         self._opened: dict[int, reopen_files.OpenFile] = {}
@@ -69,19 +64,14 @@ class Worker:
         """Whether its session is its own, so that all in it is what code has started."""
         self._line = line
         self._interrupts = Interrupts()
-        self._host = HostCallClient(line, self._interrupts, self._home)
-        self._selector = selectors.PollSelector()
+        self._host = HostCallClient(line, self._interrupts)
         self._poll = poll()
         self._bell: tuple[int, int] | None = None
         self._begin(line)
-        self._commands = Commands(self._selector, self._home, self._send_fds)
-        self._runner = CodeRunner(self._host, self._interrupts, settings, self._home)
+        self._runner = CodeRunner(self._host, self._interrupts, settings, home)
         self._work = {
             "run": self._run,
-            "exec": self._exec,
-            "file": self._file,
-            "processes": self._processes,
-            "kill": self._kill,
+            "set_variables": self._set_variables,
             "reset": self._reset,
             "fork": self._fork,
             "close": self._close,
@@ -98,10 +88,6 @@ class Worker:
         self._bell = (move_to_high_number(heard), move_to_high_number(rung))
         os.close(heard)
         os.close(rung)
-        self._selector.close()
-        self._selector = selectors.PollSelector()
-        self._selector.register(line.socket, selectors.EVENT_READ, None)
-        self._selector.register(self._bell[0], selectors.EVENT_READ, self._rung)
         self._poll = poll()
         for own in (line.fileno(), self._bell[0]):
             self._poll.register(own, POLLIN)
@@ -114,9 +100,6 @@ class Worker:
 
     def _send(self, record: Record) -> None:
         self._line.send(record)
-
-    def _send_fds(self, record: Record, fds: tuple[int, ...]) -> None:
-        self._line.send(record, fds)
 
     def _ready(self) -> None:
         version = ".".join(map(str, sys.version_info[:3]))
@@ -146,37 +129,14 @@ class Worker:
         """For something to happen; a frozen fork is made when nothing does."""
         freezes = self._changed and self._keeps_snapshot and self._asleep is None
         soon = IDLE if freezes else BURIAL if self._snapshot.reap() else None
-        if len(self._selector.get_map()) > _OWN:
-            events = self._wait_with_commands(soon)
-        else:
-            # Without commands nothing has a deadline, and the selector around this would take longer than the rest.
-            events = self._poll.poll(None if soon is None else soon * 1000)
-            for fd, _ in events:
-                if fd == self._line.fileno():
-                    self._host.read_available()
-                else:
-                    self._rung()
-        if self._commands.left_something:
-            self._commands.left_something = False
-            self._changed = True
+        events = self._poll.poll(None if soon is None else soon * 1000)
+        for fd, _ in events:
+            if fd == self._line.fileno():
+                self._host.read_available()
+            else:
+                self._rung()
         if not events and freezes:
             self._freeze()
-
-    def _wait_with_commands(self, soon: float | None) -> list[Any]:
-        deadline = self._commands.next_deadline()
-        wait = soon
-        if deadline is not None:
-            left = max(0.0, deadline - time.monotonic())
-            wait = left if soon is None else min(left, soon)
-        events = self._selector.select(wait)
-        for key, _ in events:
-            if key.data is None:
-                self._host.read_available()
-            elif self._selector.get_map().get(key.fd) is key:
-                # Otherwise what happened before it in this round has closed it.
-                key.data()
-        self._commands.check_deadlines()
-        return events
 
     def _answer(self, record: Record, fds: list[int]) -> None:
         work = self._work.get(str(record.get("op")))
@@ -185,22 +145,10 @@ class Worker:
         else:
             work(record, fds)
 
-    def _exec(self, record: Record, fds: list[int]) -> None:
-        self._commands.start(record)
-
-    def _file(self, record: Record, fds: list[int]) -> None:
-        try:
-            answer = file_requests.answer(record, self._home)
-        except (OSError, ValueError) as problem:
-            answer = {"error": str(problem), "error_type": type(problem).__name__}
-        self._send({"op": "done", "id": record.get("id"), **answer})
-
-    def _processes(self, record: Record, fds: list[int]) -> None:
-        self._send({"op": "done", "id": record.get("id"), "processes": self._commands.listing()})
-
-    def _kill(self, record: Record, fds: list[int]) -> None:
-        killed = self._commands.kill(record.get("pid"), record.get("of"))
-        self._send({"op": "done", "id": record.get("id"), "killed": killed})
+    def _set_variables(self, record: Record, fds: list[int]) -> None:
+        self._runner.set_variables(values.decode(record.get("values")))
+        self._changed = True
+        self._send({"op": "done", "id": record.get("id"), "unkept": True})
 
     def _reset(self, record: Record, fds: list[int]) -> None:
         self._runner.reset()
@@ -230,9 +178,10 @@ class Worker:
             if changed_before and self._keeps_snapshot:
                 self._freeze()
 
+        code = None if record.get("variables") is True else str(record.get("code", ""))
         self._interrupts.meant = lambda: self._host.is_interrupted(record.get("id"))
         self._interrupts.taken = False
-        outcome = self._runner.run(str(record.get("code", "")), before_it, unsafe)
+        outcome = self._runner.run(code, before_it, unsafe)
         if self._stray:
             _end_stray(outcome)
         if self._private and self._runner.streams.children_made:
@@ -276,7 +225,7 @@ class Worker:
         """In the frozen fork: the worker is dead, and this is the worker now. What its last run started goes too."""
         if self._private:
             end_started_in_session(exclude=self._own_processes(), trees=self._survivors)
-        self._go_on(line, keep_commands=True)
+        self._go_on(line)
         if self._init >= 0:
             init = socket.socket(fileno=os.dup(self._init))
             with init:
@@ -284,9 +233,8 @@ class Worker:
         self._ready()
         raise ContinueAsFork
 
-    def _go_on(self, line: Channel, keep_commands: bool) -> None:
+    def _go_on(self, line: Channel) -> None:
         self._begin(line)
-        self._commands.in_fork(self._selector, keep_commands)
         self._runner.loop.renew()
         self._snapshot.forget()
         self._why_not = "no frozen fork was made yet"
@@ -326,7 +274,7 @@ class Worker:
             self._interrupts.install()
             self._ready()
             self._runner.streams.replace(fds[1], fds[2])
-            self._go_on(self._line, keep_commands=False)
+            self._go_on(self._line)
             reseed = getattr(self._fork_process, "reseed", None)
             if reseed is not None:
                 reseed()
@@ -352,7 +300,7 @@ class Worker:
         if len(fds) != 3:
             return "the request brought no line, stdout and stderr of the fork"
         own = {self._line.fileno(), self._init, *fds, *(self._bell or ())}
-        own |= self._runner.streams.descriptors() | self._runner.loop.descriptors() | self._commands.descriptors()
+        own |= self._runner.streams.descriptors() | self._runner.loop.descriptors()
         opened = open_descriptors()
         why = python_threads_reason() or devices_reason(opened) or connections_reason(opened, own)
         if why is None:

@@ -266,7 +266,10 @@ async def _file_types(executor: Executor, paths: Sequence[str]) -> dict[str, _Fi
     """Which paths are links, and which are executable; without `find`, all are treated as plain files."""
     types: dict[str, _FileType] = {}
     for names in _batches(paths):
-        done = await executor.exec(["find", *names, "-maxdepth", "0", "-printf", "%y %m %p\\0%l\\0"], timeout=60)
+        try:
+            done = await executor.exec(["find", *names, "-maxdepth", "0", "-printf", "%y %m %p\\0%l\\0"], timeout=60)
+        except FileNotFoundError:
+            return {}
         parts = done.stdout.split("\0")
         for facts, target in zip(parts[::2], parts[1::2], strict=False):
             letter, mode, name = facts.split(" ", 2)
@@ -360,9 +363,10 @@ async def apply_patch(executor: Executor, patch: str, what: str) -> None:
         return
     text = patch if patch.endswith("\n") else patch + "\n"
     words = ["git", "apply", "--whitespace=nowarn", "-"]
-    done: CommandResult = await executor.exec(words, stdin=text, env=_GIT, timeout=120)
-    if done.exit_code == 127:
-        raise PatchRefused(f"{what} could not be applied: there is no git in the sandbox")
+    try:
+        done: CommandResult = await executor.exec(words, stdin=text, env=_GIT, timeout=120)
+    except FileNotFoundError:
+        raise PatchRefused(f"{what} could not be applied: there is no git in the sandbox") from None
     if not done.success:
         raise PatchRefused(
             f"{what} does not apply: {done.stderr.strip()[-1000:] or f'git ended with {done.exit_code}'}"

@@ -152,7 +152,7 @@ async def _start_files(executor: Executor) -> str:
     found = await executor.exec(
         ["find", *folders, "-maxdepth", "4", "(", *names, ")", "-printf", "%p %C@\\n"], timeout=60
     )
-    return found.stdout
+    return str(found.stdout)
 
 
 # --- one run --------------------------------------------------------------------------------------------------------

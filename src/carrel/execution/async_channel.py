@@ -1,4 +1,4 @@
-"""The host's end of a line of records: whatever comes over it, only that worker can suffer."""
+"""A channel of records for the event loop. Whatever the other end sends harms only that session."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from carrel.guest.channel import MAX_FDS, MAX_RECORD, ChannelError, RecordTooLon
 
 Record = dict[str, Any]
 _FIRST = 1 << 13
-"""Bytes to read at once where a record begins: nearly all are shorter, and more room takes longer to make."""
+"""Bytes to read where a record begins: nearly all are shorter, and a larger buffer takes longer to make."""
 _CHUNK = 1 << 18
-_MOST_UNREAD = 10_000
-"""Records that wait to be read by the other end: more than anybody has who reads at all."""
-_LATER = 0.01
-"""Seconds until descriptors are sent again that there was no room for."""
+_MAX_UNREAD_RECORDS = 10_000
+"""Records that wait to be read by the other end; a worker that reads never has so many."""
+_RETRY_AFTER = 0.01
+"""Seconds until descriptors are sent again that the kernel had no room for."""
 _SPACE = socket.CMSG_SPACE(MAX_FDS * 4)
 _CLOSED_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 
 
-class HostLine:
-    """Reads as records arrive, sends without waiting; `ended` is called once, with the reason."""
+class AsyncChannel:
+    """Reads as records arrive, sends without waiting."""
 
     def __init__(
         self,
         end: socket.socket,
-        heard: Callable[[Record, list[int]], None],
-        ended: Callable[[str], None],
+        on_record: Callable[[Record, list[int]], None],
+        on_end: Callable[[str], None],
     ) -> None:
+        """`on_end` is called once, with the reason."""
         self._socket = end
-        self._heard = heard
-        self._ended = ended
+        self._on_record = on_record
+        self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._data = bytearray()
         self._fds: list[int] = []
@@ -47,28 +48,28 @@ class HostLine:
         """Bytes that wait to be read by the other end."""
         self.closed = False
         self.length = 0
-        """Bytes of the record that is being heard."""
+        """Bytes of the record that `on_record` gets."""
         end.setblocking(False)
         self._loop.add_reader(end.fileno(), self.read_now)
 
-    def send(self, record: Record, fds: Sequence[int] = (), *, most_unread: int | None = None) -> None:
+    def send(self, record: Record, fds: Sequence[int] = (), *, max_unread: int | None = None) -> None:
         """Send it, or keep it until there is room. The descriptors must stay open until `sent_all`.
 
-        ChannelError for what is too long, or would be more than `most_unread` bytes with those that wait; then nothing
-        was sent, and the line goes on."""
+        ChannelError for what is too long, or would be more than `max_unread` bytes with those that wait; then nothing
+        was sent, and the channel stays open."""
         if self.closed:
             return
         if fds:
             record = {**record, "fds": len(fds)}
         data = memoryview(_framed(record))
-        if most_unread is not None and self.unread and self.unread + len(data) > most_unread:
-            raise ChannelError(f"{self.unread:,} bytes wait to be read already, and {len(data):,} more are too many")
+        if max_unread is not None and self.unread and self.unread + len(data) > max_unread:
+            raise ChannelError(f"{self.unread:,} bytes wait to be read already; {len(data):,} more are too many")
         self._outgoing.append((data, tuple(fds)))
         self.unread += len(data)
         if len(self._outgoing) == 1:
             self._write()
-        elif len(self._outgoing) > _MOST_UNREAD:
-            self._end(f"more than {_MOST_UNREAD:,} records were not read")
+        elif len(self._outgoing) > _MAX_UNREAD_RECORDS:
+            self._end(f"more than {_MAX_UNREAD_RECORDS:,} records were not read")
 
     @property
     def sent_all(self) -> bool:
@@ -95,9 +96,9 @@ class HostLine:
         except OSError as problem:
             if problem.errno == errno.ETOOMANYREFS:
                 # More descriptors are on their way than this process may have open: some are received in a moment.
-                self._loop.call_later(_LATER, self._write)
+                self._loop.call_later(_RETRY_AFTER, self._write)
             else:
-                self._end(f"the line is gone: {problem.strerror}")
+                self._end(f"the channel is broken: {problem.strerror}")
             return
         if self._waits_for_room:
             self._waits_for_room = False
@@ -115,7 +116,7 @@ class HostLine:
         except BlockingIOError:
             return False
         except OSError as problem:
-            self._end(f"the line is gone: {problem.strerror}")
+            self._end(f"the channel is broken: {problem.strerror}")
             return False
         for level, kind, body in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -123,16 +124,16 @@ class HostLine:
                 found.frombytes(body[: len(body) - len(body) % found.itemsize])
                 self._fds += found
         if not data:
-            self._end("the line was closed")
+            self._end("the channel was closed")
             return False
         try:
             if not self._data and len(data) - 4 == int.from_bytes(data[:4], "big"):
-                self._hear(data[4:])
+                self._take_body(data[4:])
             else:
                 self._data += data
                 self._take_records()
             if len(self._fds) > MAX_FDS:
-                raise ChannelError("descriptors came that no record names")
+                raise ChannelError("descriptors were received that no record names")
         except ChannelError as problem:
             self._end(str(problem))
         return True
@@ -141,21 +142,21 @@ class HostLine:
         while len(self._data) >= 4 and not self.closed:
             length = int.from_bytes(self._data[:4], "big")
             if length > MAX_RECORD:
-                raise ChannelError(f"a record of {length:,} bytes was announced; at most {MAX_RECORD:,} are taken")
+                raise ChannelError(f"a record of {length:,} bytes was announced; at most {MAX_RECORD:,} are accepted")
             if len(self._data) < 4 + length:
                 break
             body = bytes(self._data[4 : 4 + length])
             del self._data[: 4 + length]
-            self._hear(body)
+            self._take_body(body)
 
-    def _hear(self, body: bytes) -> None:
+    def _take_body(self, body: bytes) -> None:
         record = read_body(body)
         count = record.get("fds", 0)
         if type(count) is not int or not 0 <= count <= len(self._fds):
-            raise ChannelError(f"a record promised {count!r} descriptors and brought {len(self._fds)}")
+            raise ChannelError(f"a record names {count!r} descriptors, but {len(self._fds)} were received")
         mine, self._fds = self._fds[:count], self._fds[count:]
         self.length = len(body)
-        self._heard(record, mine)
+        self._on_record(record, mine)
 
     def read_rest(self) -> None:
         """When the other end is dead: everything it had sent before."""
@@ -165,10 +166,10 @@ class HostLine:
     def _end(self, reason: str) -> None:
         if not self.closed:
             self.close()
-            self._ended(reason)
+            self._on_end(reason)
 
     def close(self) -> None:
-        """Let go of it; `ended` is not called any more."""
+        """Close it; `on_end` is not called any more."""
         if self.closed:
             return
         self.closed = True
@@ -183,27 +184,27 @@ class HostLine:
 
 
 def framed_body(record: Record) -> bytes:
-    """A record as JSON; ChannelError when it is longer than a line takes."""
+    """A record as JSON; ChannelError when it is too long."""
     try:
         body = orjson.dumps(record)
-    except TypeError:  # Code with lone surrogates; the other way of writing lets them through.
+    except TypeError:  # Lone surrogates in code: the other encoder escapes them.
         try:
             return encode_record(record)[4:]
         except RecordTooLong as problem:
             raise ChannelError(str(problem)) from None
     if len(body) > MAX_RECORD:
-        raise ChannelError(f"a record of {len(body):,} bytes is longer than the line takes ({MAX_RECORD:,})")
+        raise ChannelError(f"a record of {len(body):,} bytes is too long; at most {MAX_RECORD:,} can be sent")
     return body
 
 
 def read_body(body: bytes) -> Record:
-    """The record of a body; ChannelError when it is none."""
+    """The record of a body; ChannelError when it is not one."""
     try:
         record = orjson.loads(body)
     except ValueError:
         return decode_body(body)
     if not isinstance(record, dict):
-        raise ChannelError("what came over the line is no record")
+        raise ChannelError("what was received is not a record")
     return record
 
 

@@ -1,4 +1,4 @@
-"""The host's end of the line: garbage ends that line with a reason, and costs the host nothing."""
+"""The host's end of a channel: garbage ends that channel with a reason, and costs the host nothing."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from carrel.execution.async_channel import AsyncChannel, Record
 from carrel.execution.config import SubprocessConfig
-from carrel.execution.host_line import HostLine, Record
-from carrel.execution.init_control import InitControl
+from carrel.execution.init_client import InitClient
 from carrel.execution.output_pipes import Discard, OutputPipe
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.guest.channel import ChannelError
 from tests.execution.processes import descriptors, until
 
 
-class Heard:
+class Channel:
     def __init__(self) -> None:
         self.records: list[Record] = []
         self.fds: list[int] = []
         self.reasons: list[str] = []
         self.changed = asyncio.Event()
         ours, self.peer = socket.socketpair()
-        self.line = HostLine(ours, self._record, self._ended)
+        self.channel = AsyncChannel(ours, self._record, self._ended)
 
     def _record(self, record: Record, fds: list[int]) -> None:
         self.records.append(record)
@@ -47,10 +47,10 @@ class Heard:
 
 
 @pytest.fixture
-async def heard() -> AsyncIterator[Heard]:
-    made = Heard()
+async def channel() -> AsyncIterator[Channel]:
+    made = Channel()
     yield made
-    made.line.close()
+    made.channel.close()
     made.peer.close()
     for descriptor in made.fds:
         os.close(descriptor)
@@ -60,26 +60,26 @@ def framed(body: bytes) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
-async def test_records_arrive_whole_however_they_are_cut(heard: Heard) -> None:
+async def test_records_arrive_whole_however_they_are_cut(channel: Channel) -> None:
     records = [{"n": n, "text": "é" * n} for n in range(50)]
     data = b"".join(framed(json.dumps(record).encode()) for record in records)
     for at in range(0, len(data), 7):
-        heard.peer.send(data[at : at + 7])
+        channel.peer.send(data[at : at + 7])
         await asyncio.sleep(0)
-    while len(heard.records) < 50:
-        await heard.until()
-    assert heard.records == records
+    while len(channel.records) < 50:
+        await channel.until()
+    assert channel.records == records
 
 
-async def test_descriptors_come_with_the_record_that_names_them(heard: Heard) -> None:
+async def test_descriptors_come_with_the_record_that_names_them(channel: Channel) -> None:
     read, write = os.pipe()
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [write]))]
-    heard.peer.sendmsg([framed(b'{"fds":1}')], ancillary)
+    channel.peer.sendmsg([framed(b'{"fds":1}')], ancillary)
     os.close(write)
-    await heard.until()
-    os.write(heard.fds[0], b"through")
+    await channel.until()
+    os.write(channel.fds[0], b"through")
     assert os.read(read, 100) == b"through"
-    assert not os.get_inheritable(heard.fds[0])
+    assert not os.get_inheritable(channel.fds[0])
     os.close(read)
 
 
@@ -87,7 +87,7 @@ async def test_descriptors_come_with_the_record_that_names_them(heard: Heard) ->
     ("data", "said"),
     [
         (framed(b"no json"), "not JSON"),
-        (framed(b"[1]"), "no record"),
+        (framed(b"[1]"), "not a record"),
         (framed(b"\xff\xfe"), "not JSON"),
         (framed(b"[" * 100_000), "not JSON"),
         (b"\xff\xff\xff\xff", "announced"),
@@ -98,39 +98,39 @@ async def test_descriptors_come_with_the_record_that_names_them(heard: Heard) ->
         (framed(b""), "not JSON"),
     ],
 )
-async def test_what_is_no_record_ends_the_line_with_a_reason(heard: Heard, data: bytes, said: str) -> None:
-    heard.peer.send(data)
-    await heard.until()
-    assert len(heard.reasons) == 1
-    assert said in heard.reasons[0]
-    assert heard.line.closed
+async def test_what_is_not_a_record_ends_the_channel_with_a_reason(channel: Channel, data: bytes, said: str) -> None:
+    channel.peer.send(data)
+    await channel.until()
+    assert len(channel.reasons) == 1
+    assert said in channel.reasons[0]
+    assert channel.channel.closed
 
 
-async def test_descriptors_that_nobody_named_are_closed(heard: Heard) -> None:
+async def test_descriptors_that_nobody_named_are_closed(channel: Channel) -> None:
     gc.collect()  # what earlier tests left for it to close is no part of this count
     before = descriptors()
     with open(os.devnull) as file:
         for _ in range(5):
             numbers = array.array("i", [file.fileno()] * 10)
             try:
-                heard.peer.sendmsg([framed(b"{}")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)])
+                channel.peer.sendmsg([framed(b"{}")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)])
             except BrokenPipeError:
                 break
             await asyncio.sleep(0.02)
-    await until(lambda: heard.line.closed)
+    await until(lambda: channel.channel.closed)
     await until(lambda: descriptors() <= before)
 
 
-async def test_a_peer_that_does_not_read_holds_nobody_up(heard: Heard) -> None:
+async def test_a_peer_that_does_not_read_holds_nobody_up(channel: Channel) -> None:
     for n in range(100):
-        heard.line.send({"n": n, "data": "x" * 100_000})
-    assert not heard.line.sent_all
+        channel.channel.send({"n": n, "data": "x" * 100_000})
+    assert not channel.channel.sent_all
     received = bytearray()
-    heard.peer.setblocking(False)
+    channel.peer.setblocking(False)
     loop = asyncio.get_running_loop()
     while len(received) < 100 * 100_000:
-        received += await asyncio.wait_for(loop.sock_recv(heard.peer, 1 << 20), 60)
-    await until(lambda: heard.line.sent_all)
+        received += await asyncio.wait_for(loop.sock_recv(channel.peer, 1 << 20), 60)
+    await until(lambda: channel.channel.sent_all)
 
 
 GARBAGE = """
@@ -181,40 +181,40 @@ async def test_a_forged_answer_is_a_value_at_worst() -> None:
         assert (await executor.run("1 + 1")).value == 2
 
 
-async def test_an_end_that_never_reads_is_broken_before_much_waits_for_it(heard: Heard) -> None:
+async def test_an_end_that_never_reads_is_broken_before_much_waits_for_it(channel: Channel) -> None:
     sent = 0
-    while not heard.reasons and sent < 100_000:
-        heard.line.send({"op": "answer", "call": sent})
+    while not channel.reasons and sent < 100_000:
+        channel.channel.send({"op": "answer", "call": sent})
         sent += 1
-    assert "records were not read" in heard.reasons[0]
-    assert heard.line.closed
-    heard.line.send({"op": "answer", "call": sent})
-    assert len(heard.reasons) == 1
+    assert "records were not read" in channel.reasons[0]
+    assert channel.channel.closed
+    channel.channel.send({"op": "answer", "call": sent})
+    assert len(channel.reasons) == 1
 
 
-async def test_a_record_of_odd_text_that_is_too_long_breaks_nothing(heard: Heard) -> None:
+async def test_a_record_of_odd_text_that_is_too_long_breaks_nothing(channel: Channel) -> None:
     """What is written the other way, because of a lone surrogate, has the same limit and the same error."""
     with pytest.raises(ChannelError, match="is too long"):
-        heard.line.send({"code": "\ud800" + "x" * (65 * 1024 * 1024)})
-    heard.line.send({"code": "1"})
-    assert heard.peer.recv(100) == framed(b'{"code":"1"}')
+        channel.channel.send({"code": "\ud800" + "x" * (65 * 1024 * 1024)})
+    channel.channel.send({"code": "1"})
+    assert channel.peer.recv(100) == framed(b'{"code":"1"}')
 
 
-async def test_what_waits_to_be_read_is_bounded_in_bytes(heard: Heard) -> None:
+async def test_what_waits_to_be_read_is_bounded_in_bytes(channel: Channel) -> None:
     answer = {"op": "answer", "value": "x" * 1_000_000}
-    heard.line.send(answer, most_unread=10)  # alone it goes, however long it is
-    waiting = heard.line.unread
+    channel.channel.send(answer, max_unread=10)  # alone it goes, however long it is
+    waiting = channel.channel.unread
     assert 0 < waiting <= 1_000_100
-    with pytest.raises(ChannelError, match=r"bytes wait to be read already, and 1,000,0.. more are too many"):
-        heard.line.send(answer, most_unread=1_500_000)
-    assert (heard.line.unread, heard.reasons) == (waiting, [])
-    heard.line.send({"op": "answer", "error": "short"})
+    with pytest.raises(ChannelError, match=r"bytes wait to be read already; 1,000,0.. more are too many"):
+        channel.channel.send(answer, max_unread=1_500_000)
+    assert (channel.channel.unread, channel.reasons) == (waiting, [])
+    channel.channel.send({"op": "answer", "error": "short"})
     read = b""
     while not read.endswith(b'"short"}'):
-        read += await asyncio.to_thread(heard.peer.recv, 1 << 16)
-    assert heard.line.unread == 0
-    heard.line.send(answer, most_unread=1_500_000)
-    assert heard.line.unread > 0
+        read += await asyncio.to_thread(channel.peer.recv, 1 << 16)
+    assert channel.channel.unread == 0
+    channel.channel.send(answer, max_unread=1_500_000)
+    assert channel.channel.unread > 0
 
 
 SEND_FDS = """
@@ -314,7 +314,7 @@ async def test_code_may_read_its_own_output_before_the_host_does() -> None:
 async def test_the_ends_that_init_tells_of_are_not_kept_for_ever() -> None:
     ours, init = socket.socketpair()
     init.setblocking(False)
-    control = InitControl(ours, lambda descriptor, pid: None, lambda reason: None)
+    control = InitClient(ours, lambda descriptor, pid: None, lambda reason: None)
     try:
         for pid in range(2000):
             await asyncio.get_running_loop().sock_sendall(init, framed(b'{"op":"exited","pid":%d,"status":9}' % pid))

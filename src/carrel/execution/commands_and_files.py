@@ -1,0 +1,338 @@
+"""Commands and file operations of an executor: side by side, and independent of the code that runs."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from carrel.errors import ConfigurationError, ExecutorClosed, WorkerLost
+from carrel.execution import arguments, file_changes
+from carrel.execution.command_client import CommandClient, CommandRequest, CommandServerGone, OnPiece, Record, error_of
+from carrel.execution.executor import (
+    CommandResult,
+    FileChange,
+    FileEntry,
+    FilePath,
+    FileStat,
+    OnOutput,
+    Output,
+    RunningCommand,
+)
+from carrel.execution.file_changes import Seen, Tree
+from carrel.execution.output import BoundedOutput
+from carrel.guest.worker.commands import STDOUT
+
+LARGEST_FILE = 2 * 1024 * 1024 * 1024
+"""Bytes of a file that are read: code of the session could make one that never ends."""
+MOST_FILES = 2_000_000
+"""Files and folders that are listed: code could make folders without end too."""
+LONGEST_TIMEOUT = 1e9
+LATE = 10.0
+"""Seconds after its time limit in which a command must have ended, before its server is killed from outside."""
+USERS = ("agent", "root")
+_DECODER = codecs.getincrementaldecoder("utf-8")
+
+
+class CommandsAndFiles(ABC):
+    """The methods of `Executor` for commands and files. The kinds differ in how they reach a command server."""
+
+    def __init__(self) -> None:
+        self._before: file_changes.Before = file_changes.Empty()
+
+    @abstractmethod
+    async def _command_client(self, user: str) -> CommandClient:
+        """The connection to the command server of this user; starts what is not there yet."""
+
+    @abstractmethod
+    async def _server_gone(self, client: CommandClient) -> Exception:
+        """What a request raises whose command server ended; replaces what has to be replaced."""
+
+    @abstractmethod
+    def _output_limit(self) -> int:
+        """Bytes kept of each stream of a command."""
+
+    def _kill_server(self, client: CommandClient) -> None:
+        """End a server that does not answer, with what it runs."""
+        client.close()
+
+    # --- commands ---------------------------------------------------------------------------------------------------
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout: float | None = 300,
+        cwd: FilePath | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | str | None = None,
+        user: str | None = None,
+        text: bool = True,
+        on_output: OnOutput | None = None,
+        keep_background: bool = True,
+    ) -> CommandResult:
+        seconds = arguments.seconds(timeout)
+        record = {
+            "op": "command",
+            "command": arguments.command_words(command),
+            "timeout": seconds,
+            "cwd": None if cwd is None else arguments.path_text(cwd, "cwd"),
+            "env": self._command_environment(arguments.variables(env)),
+            "stdin": stdin is not None,
+            "keep_background": keep_background,
+        }
+        content = None if stdin is None else arguments.content_bytes(stdin, "stdin")
+        client = await self._command_client(_user(user))
+        output = CommandOutput(self._output_limit(), on_output, text=text)
+        request = client.begin(record, on_piece=output.add)
+        loop = asyncio.get_running_loop()
+        expired = False
+
+        def expire() -> None:
+            nonlocal expired
+            expired = True
+            self._kill_server(client)
+
+        timer = None
+        if seconds is not None:
+            request.deadline = loop.time() + min(seconds, LONGEST_TIMEOUT)
+            timer = loop.call_at(request.deadline + LATE, expire)
+        try:
+            answer = await self._answer_of(client, request, content)
+        except (WorkerLost, ExecutorClosed):
+            if not expired:
+                raise
+            answer = {"exit_code": 124, "timed_out": True}
+        finally:
+            if timer is not None:
+                timer.cancel()
+        return output.result(answer)
+
+    def _command_environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Variables that a command gets on top of those of its server."""
+        return dict(env)
+
+    async def processes(self) -> list[RunningCommand]:
+        answer, now = await self._request({"op": "processes"}), datetime.now(UTC)
+        try:
+            found = [
+                RunningCommand(int(one["pid"]), str(one["command"]), now - timedelta(seconds=float(one["seconds"])))
+                for one in answer.get("processes") or ()
+            ]
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise WorkerLost("the session's command server did not list its commands as it should") from None
+        return sorted(found, key=lambda command: command.started)
+
+    async def kill(self, pid: int) -> bool:
+        answer = await self._request({"op": "kill", "pid": arguments.whole_number(pid, "pid")})
+        return answer.get("killed") is True
+
+    # --- files ------------------------------------------------------------------------------------------------------
+
+    async def read_file(self, path: FilePath) -> bytes:
+        content = bytearray()
+
+        def add(stream: int, data: bytes) -> None:
+            content.extend(data)
+            if len(content) > LARGEST_FILE:
+                request.cancel()
+
+        client = await self._command_client("agent")
+        request = client.begin({"op": "read", "path": arguments.path_text(path)}, on_piece=add)
+        await self._answer_of(client, request)
+        if len(content) > LARGEST_FILE:
+            raise ValueError(f"{path} has more than {LARGEST_FILE >> 30} GiB; read it in parts, by code or a command")
+        return bytes(content)
+
+    async def write_file(self, path: FilePath, data: bytes | str) -> None:
+        record = {"op": "write", "path": arguments.path_text(path)}
+        content = arguments.content_bytes(data)
+        client = await self._command_client("agent")
+        await self._answer_of(client, client.begin(record), content)
+
+    async def list_files(self, path: FilePath = ".") -> list[FileEntry]:
+        return [_file_entry(entry) for entry in await self._list(arguments.path_text(path))]
+
+    async def stat(self, path: FilePath) -> FileStat:
+        entry = await self._request({"op": "stat", "path": arguments.path_text(path)})
+        _check_entry(entry)
+        about = _file_entry(entry)
+        times = float(entry["mtime"]), str(entry.get("target", ""))
+        return FileStat(about.name, about.kind, about.size, int(entry["mode"]), *times)
+
+    async def exists(self, path: FilePath) -> bool:
+        return (await self._request({"op": "exists", "path": arguments.path_text(path)})).get("exists") is True
+
+    async def make_dir(self, path: FilePath) -> None:
+        await self._request({"op": "make_dir", "path": arguments.path_text(path)})
+
+    async def remove(self, path: FilePath, *, recursive: bool = False) -> None:
+        await self._request({"op": "remove", "path": arguments.path_text(path), "recursive": recursive})
+
+    async def move(self, path: FilePath, to: FilePath) -> None:
+        await self._request({"op": "move", "path": arguments.path_text(path), "to": arguments.path_text(to, "to")})
+
+    async def realpath(self, path: FilePath) -> str:
+        return str((await self._request({"op": "realpath", "path": arguments.path_text(path)})).get("path"))
+
+    async def str_replace(self, path: FilePath, old: str, new: str) -> None:
+        texts = {"old": arguments.text(old, "old"), "new": arguments.text(new, "new")}
+        await self._request({"op": "str_replace", "path": arguments.path_text(path), **texts})
+
+    # --- changes ----------------------------------------------------------------------------------------------------
+
+    async def changed_files(self) -> list[FileChange]:
+        before, now = await self._before_and_now()
+        return await file_changes.changes(before, now, self.read_file)
+
+    async def diff(self) -> str:
+        before, now = await self._before_and_now()
+        return await file_changes.unified(before, now, self.read_file)
+
+    async def _before_and_now(self) -> tuple[file_changes.Before, Tree]:
+        """What is to be compared; files that certainly have not changed may be left out of both."""
+        now = await self.list_tree()
+        return self._before, now
+
+    async def list_tree(self, path: str = ".") -> Tree:
+        """Every file and link below a folder, as the session sees them."""
+        return tree_of(await self._list(path, recursive=True))
+
+    async def _list(self, path: str, *, recursive: bool = False) -> list[Record]:
+        client = await self._command_client("agent")
+        try:
+            return await list_entries(client, path, recursive=recursive)
+        except CommandServerGone:
+            raise await self._server_gone(client) from None
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    async def _request(self, record: Record, on_piece: OnPiece | None = None) -> Record:
+        client = await self._command_client("agent")
+        return await self._answer_of(client, client.begin(record, on_piece=on_piece))
+
+    async def _answer_of(self, client: CommandClient, request: CommandRequest, content: bytes | None = None) -> Record:
+        """Send the input, wait for the answer; when the caller is cancelled, the request is, and has ended then."""
+        sending = None
+        try:
+            if content is not None:
+                sending = asyncio.ensure_future(request.send_input(content))
+            record = await asyncio.shield(request.answer)
+        except CommandServerGone:
+            raise await self._server_gone(client) from None
+        except asyncio.CancelledError:
+            request.cancel()
+            asyncio.get_running_loop().call_later(LATE, self._give_up, client, request)
+            await asyncio.wait([request.answer])
+            raise
+        finally:
+            if sending is not None:
+                sending.cancel()
+        problem = error_of(record)
+        if problem is not None:
+            raise problem
+        return record
+
+    def _give_up(self, client: CommandClient, request: CommandRequest) -> None:
+        if not request.answer.done():
+            self._kill_server(client)
+
+
+def _user(user: str | None) -> str:
+    if user is None:
+        return "agent"
+    if user not in USERS:
+        raise ConfigurationError(f"user is {user!r}; it can be 'agent' or 'root'")
+    return user
+
+
+class CommandOutput:
+    """Collects the output of one command within a limit, and passes each piece on as it comes."""
+
+    def __init__(self, limit: int, on_output: OnOutput | None = None, *, text: bool = True) -> None:
+        self._streams: dict[Literal["stdout", "stderr"], BoundedOutput] = {
+            "stdout": BoundedOutput(limit),
+            "stderr": BoundedOutput(limit),
+        }
+        self._both = BoundedOutput(limit)
+        self._on_output = on_output
+        self._text = text
+        self._decoders = {name: _DECODER("replace") for name in self._streams}
+
+    def add(self, stream: int, data: bytes) -> None:
+        name: Literal["stdout", "stderr"] = "stdout" if stream == STDOUT else "stderr"
+        self._streams[name].add(data)
+        self._both.add(data)
+        if self._on_output is not None:
+            piece: Any = self._decoders[name].decode(data) if self._text else data
+            if piece:
+                self._on_output(Output(name, piece))
+
+    def result(self, answer: Record) -> CommandResult:
+        streams = (self._streams["stdout"], self._streams["stderr"], self._both)
+        stdout, stderr, output = (one.text() if self._text else one.content() for one in streams)
+        code, duration = answer.get("exit_code"), answer.get("duration")
+        return CommandResult(
+            stdout=stdout,
+            stderr=stderr,
+            exit_code=code if type(code) is int else 126,
+            duration=float(duration) if isinstance(duration, (int, float)) else 0.0,
+            timed_out=answer.get("timed_out") is True,
+            output=output,
+            truncated=any(one.is_cut() for one in streams),
+        )
+
+
+async def list_entries(client: CommandClient, path: str, *, recursive: bool) -> list[Record]:
+    """The entries of a folder as the command server lists them."""
+    found: list[Record] = []
+
+    def add(record: Record) -> None:
+        entries = record.get("entries")
+        if isinstance(entries, list) and len(found) <= MOST_FILES:
+            found.extend(entries)
+
+    request = client.begin({"op": "list", "path": path, "recursive": recursive}, on_record=add)
+    problem = error_of(await asyncio.shield(request.answer))
+    if problem is not None:
+        raise problem
+    if len(found) > MOST_FILES:
+        raise WorkerLost(f"{path} has more than {MOST_FILES:,} files")
+    for entry in found:
+        _check_entry(entry)
+    return found
+
+
+def tree_of(entries: list[Record]) -> Tree:
+    """The files and links of a recursive list."""
+    found: Tree = {}
+    for entry in entries:
+        kind = _file_entry(entry).kind
+        if kind != "folder":
+            runs = kind == "file" and bool(entry["mode"] & 0o100)
+            target = str(entry.get("target", "")) if kind == "link" else ""
+            found[entry["name"]] = Seen(kind, entry["size"], float(entry["mtime"]), entry["ctime_ns"], runs, target)
+    return found
+
+
+def _file_entry(entry: Record) -> FileEntry:
+    kind = entry.get("kind")
+    known: Literal["file", "folder", "link"] = "folder" if kind == "folder" else "link" if kind == "link" else "file"
+    return FileEntry(str(entry["name"]), known, int(entry["size"]))
+
+
+def _check_entry(entry: Any) -> None:
+    """WorkerLost unless it is one, by a name that leads nowhere else."""
+    numbers = ("size", "mode", "ctime_ns")
+    if (
+        not isinstance(entry, dict)
+        or not isinstance(entry.get("name"), str)
+        or "\0" in entry["name"]
+        or any(part in ("", ".", "..") for part in entry["name"].split("/"))
+        or not all(type(entry.get(field)) is int for field in numbers)
+        or type(entry.get("mtime")) not in (int, float)
+    ):
+        raise WorkerLost("the session's command server did not list files as it should")

@@ -1,0 +1,454 @@
+"""A session in a container: one stream to its first process carries everything."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import io
+import json
+import os
+import py_compile
+import struct
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import carrel.guest
+from carrel.errors import ConfigurationError
+from carrel.execution.async_channel import Record, framed_body, read_body
+from carrel.execution.command_client import CommandClient
+from carrel.execution.connection import Sink, SpawnFailed, TransportListener, fail
+from carrel.execution.docker_engine import Engine
+from carrel.execution.results import Ending, WorkerDied, ending_of
+from carrel.guest.channel import MAX_RECORD, ChannelError
+from carrel.guest.worker.container_init import (
+    ARCHIVE,
+    COMMANDS,
+    CONTROL,
+    FRESH,
+    HEAD,
+    LINE,
+    RUN,
+    STDERR,
+    STDOUT,
+)
+
+GUEST = Path(carrel.guest.__file__).parent
+PACKAGES = "/opt/packages"
+"""Where added packages are, inside."""
+KILL_TIME = 10.0
+"""Seconds within which the first process must have killed the worker; longer only if the container is stopped."""
+_ENGINE_HEAD = struct.Struct(">BxxxI")
+_ENGINE_STDERR = 2
+_MAX_STDERR = 4000
+
+
+class ContainerTransport:
+    """See `Transport`. `create` makes the container, `start` starts its worker."""
+
+    listener: TransportListener
+
+    def __init__(self, engine: Engine) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._engine = engine
+        self._container = ""
+        self._stream: ContainerStream | None = None
+        self._begun: asyncio.Future[Record] = self._loop.create_future()
+        self._unpacked: asyncio.Future[int] | None = None
+        self._unpacking = asyncio.Lock()
+        self._worker_alive = False
+        self._starts = 0
+        """How many workers have been started or restored."""
+        self._before_run = False
+        """From a run's request until its own output begins: what comes meanwhile belongs to an earlier one."""
+        self._run_channel = RUN
+        self._unread = 0
+        """Bytes that the worker has not been passed yet, about: it reports them a mebibyte at a time."""
+        self._sinks: tuple[Sink | None, Sink | None] = (None, None)
+        self._snapshot = False
+        self._exited: Record = {}
+        self._broken = ""
+        """Why the container, or what came from it, cannot be used any more."""
+        self._server: CommandClient | None = None
+        self._serving: asyncio.Future[Any] | None = None
+        self.facts: Record = {}
+        """What the first process has reported of the Python in the image."""
+
+    # --- start ------------------------------------------------------------------------------------------------------
+
+    async def create(self, container: dict[str, Any], host: dict[str, Any], folder: str) -> None:
+        """Make the container and start it, with the worker's program in `folder`; then `facts` is known."""
+        creating = asyncio.ensure_future(asyncio.to_thread(self._engine.create, container, host))
+        try:
+            self._container = await asyncio.shield(creating)
+        except asyncio.CancelledError:
+            # It is made all the same, and would be left behind without its name.
+            self._container = await creating
+            raise
+        await asyncio.to_thread(self._engine.put, self._container, folder, program())
+        attached = await asyncio.to_thread(self._engine.attach, self._container)
+        stream = ContainerStream(self._take_frame, self._stream_ended)
+        await self._loop.create_connection(lambda: stream, sock=attached)
+        self._stream = stream
+        await asyncio.to_thread(self._engine.start, self._container)
+        try:
+            self.facts = await self._begun
+        except WorkerDied as problem:
+            raise SpawnFailed("start the worker's program", None, str(problem)) from None
+
+    def start(self, settings: dict[str, Any], environment: dict[str, str]) -> None:
+        """Start the worker, in the files that are there by now."""
+        self._start_worker({"op": "start", "settings": settings, "environment": environment})
+
+    def _start_worker(self, request: Record) -> None:
+        if not self.alive:
+            raise SpawnFailed("start a worker", None, self._broken or "the container ended")
+        self._worker_alive = True
+        self._starts += 1
+        self._control(request)
+
+    async def unpack(self, archive: Path, at: str, remove: Sequence[str] = ()) -> None:
+        """Bring in the files of a tar archive; `remove` are paths that are removed first."""
+        async with self._unpacking:
+            self._unpacked = self._loop.create_future()
+            if self._stream is None or self._stream.closed:
+                raise SpawnFailed("bring files in", None, self._broken or "the container ended")
+            self._control({"op": "unpack", "at": at, "remove": list(remove)})
+            with open(archive, "rb") as file:
+                while piece := await asyncio.to_thread(file.read, 1 << 20):
+                    self._stream.send(ARCHIVE, piece)
+                    await self._stream.drain()
+            self._stream.send(ARCHIVE, b"")
+            status = await self._unpacked
+            if status != 0:
+                written = self._stream.stderr.decode("utf-8", "replace").strip().splitlines()
+                raise SpawnFailed("bring files in", None, written[-1] if written else "the container ended")
+
+    def _control(self, record: Record) -> None:
+        if self._stream is not None:
+            self._stream.send(CONTROL, json.dumps(record).encode("ascii"))
+
+    async def wait_for_process(self, step: str) -> None:
+        """The first process knows it."""
+
+    # --- requests and signals ---------------------------------------------------------------------------------------
+
+    @property
+    def alive(self) -> bool:
+        return self._stream is not None and not self._stream.closed
+
+    @property
+    def worker_alive(self) -> bool:
+        return self._worker_alive and self.alive
+
+    def send(self, record: Record, fds: Sequence[int] = (), *, max_unread: int | None = None) -> None:
+        if self._stream is None:
+            return
+        body = framed_body(record)
+        if max_unread is not None and self._unread and self._unread + len(body) > max_unread:
+            raise ChannelError(f"{self._unread:,} bytes wait to be read already; {len(body):,} more are too many")
+        self._unread += len(body) + 4
+        self._stream.send(self._run_channel if record["op"] == "run" else LINE, body)
+
+    def start_run(self, send: Callable[[Sequence[int]], None], *, fresh_pipes: bool) -> None:
+        self._run_channel = FRESH if fresh_pipes else RUN
+        self._before_run = True
+        send(())
+
+    def signal(self, number: int) -> None:
+        self._control({"op": "signal", "number": int(number)})
+        if number == 9:
+            self._loop.call_later(KILL_TIME, self._give_up, self._starts)
+
+    def _give_up(self, starts: int) -> None:
+        """If the worker that was to be killed is still the one: give up the container as a whole."""
+        if self._worker_alive and self._starts == starts:
+            self._stream_broke("the container, or the engine, does not answer")
+
+    def continue_stopped(self, servers: Sequence[CommandClient], *, kill: bool) -> None:
+        self._control({"op": "tend", "end": kill})
+
+    # --- output -----------------------------------------------------------------------------------------------------
+
+    def set_output(self, stdout: Sink | None, stderr: Sink | None) -> None:
+        self._sinks = stdout, stderr
+
+    def write_output(self, text: str) -> None:
+        # What the code wrote before its call has come before the call.
+        if self._sinks[0] is not None:
+            self._sinks[0](text.encode("utf-8", "backslashreplace"))
+
+    def drain_output(self) -> None:
+        """Output comes on the same stream as everything else, in its order."""
+
+    def read_output(self, on: bool) -> None:
+        self._control({"op": "hold", "on": not on})
+
+    # --- commands ---------------------------------------------------------------------------------------------------
+
+    async def start_command_server(self, user: str) -> CommandClient:
+        if user != "agent":
+            raise ConfigurationError(f"commands cannot run as {user!r} here: the container's first process is not root")
+        if not self.alive:
+            raise WorkerDied(self._broken or "the container ended")
+        client = CommandClient(lambda: self.kill_server(client))
+        serving = self._serving = self._loop.create_future()
+        self._control({"op": "serve_commands"})
+        await serving
+        client.use(_CommandStream(self._send_to_server))
+        self._server = client
+        return client
+
+    def kill_server(self, client: CommandClient) -> None:
+        if client is self._server:
+            self._control({"op": "kill_server"})
+
+    def _send_to_server(self, data: bytes) -> None:
+        if self._stream is not None:
+            self._stream.send(COMMANDS, data)
+
+    # --- what comes -------------------------------------------------------------------------------------------------
+
+    def _take_frame(self, channel: bytes, content: bytes) -> None:
+        if channel in (STDOUT, STDERR):
+            sink = self._sinks[0 if channel == STDOUT else 1]
+            if sink is not None and not self._before_run:
+                sink(content)
+        elif channel == COMMANDS:
+            if self._server is not None and not self._server.closed:
+                self._server.data_received(content)
+        elif channel == CONTROL:
+            try:
+                self._take_report(json.loads(content))
+            except (ValueError, TypeError, KeyError, AttributeError) as problem:
+                self._stream_broke(f"its first process sent a report that cannot be read: {problem}")
+        elif self._worker_alive:
+            try:
+                self.listener.on_record(read_body(content), [], len(content))
+            except ChannelError as problem:
+                self.listener.kill(str(problem))
+
+    def _take_report(self, record: Record) -> None:
+        """A report of the first process."""
+        match record.get("op"):
+            case "begun" if not self._begun.done():
+                self._begun.set_result(dict(record.get("facts") or {}))
+            case "listen":
+                self._before_run = False
+            case "passed":
+                self._unread = max(0, self._unread - int(record["bytes"]))
+            case "exited":
+                self._worker_exited(record)
+            case "serving":
+                self._server = None
+                if self._serving is not None and not self._serving.done():
+                    self._serving.set_result(None)
+            case "server_ended" if self._server is not None:
+                self._server.close()
+            case "unpacked" if self._unpacked is not None and not self._unpacked.done():
+                self._unpacked.set_result(int(record.get("status") or 0))
+
+    def _worker_exited(self, record: Record) -> None:
+        self._worker_alive = False
+        self._unread = 0
+        self._exited = record
+        broken = str(record.get("broke") or "")
+        self.listener.on_end(broken or "its process ended", broken=bool(broken))
+
+    def _stream_broke(self, reason: str) -> None:
+        if self._stream is not None:
+            self._stream.close()
+        self._stream_ended(reason)
+
+    def _stream_ended(self, reason: str) -> None:
+        self._worker_alive = self._snapshot = False
+        self._broken = self._broken or reason
+        self._fail_waiting(self._broken)
+        self.listener.on_servers_lost()
+        self.listener.on_end(reason, broken=True)
+
+    def _fail_waiting(self, reason: str) -> None:
+        for waiting in (self._begun, self._serving):
+            if waiting is not None and not waiting.done():
+                fail(waiting, WorkerDied(reason))
+        if self._unpacked is not None and not self._unpacked.done():
+            self._unpacked.set_result(1)
+        if self._server is not None:
+            self._server.close()
+
+    async def exit_status(self, broken: str) -> Ending:
+        status = self._exited.get("status")
+        known = status if type(status) is int else None
+        return ending_of(known, broken, out_of_memory=self._exited.get("out_of_memory") is True)
+
+    # --- the snapshot, a fresh worker -------------------------------------------------------------------------------
+
+    @property
+    def has_snapshot(self) -> bool:
+        return self._snapshot
+
+    def keep_snapshot(self, record: Record, fds: list[int]) -> None:
+        self._snapshot = True
+
+    def drop_snapshot(self) -> None:
+        self._snapshot = False
+
+    def take_descriptors(self, fds: list[int]) -> None:
+        """None come: descriptors stay in the container."""
+
+    def restore_snapshot(self) -> None:
+        self._snapshot = False
+        self._start_worker({"op": "wake"})
+
+    def abandon_worker(self) -> None:
+        """The first process ends it when it starts another."""
+
+    async def wait_for_worker_end(self) -> bool:
+        return self.alive
+
+    def restart_worker(self) -> None:
+        self._start_worker({"op": "again"})
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        self._broken = self._broken or "the session was closed"
+        if self._stream is not None:
+            self._stream.close()
+        self._worker_alive = self._snapshot = False
+        self._fail_waiting("the session was closed")
+        if self._container:
+            await asyncio.to_thread(self._engine.remove, self._container)
+
+
+class _CommandStream:
+    """What a command client writes to."""
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self.write = write
+
+    def close(self) -> None:
+        """The server ends with the container, or was killed."""
+
+
+class ContainerStream(asyncio.Protocol):
+    """Both directions of an attached container: the engine's frames, and in them those of its first process."""
+
+    def __init__(self, on_frame: Callable[[bytes, bytes], None], on_end: Callable[[str], None]) -> None:
+        """`on_frame` gets each frame's channel and content; `on_end` is called once, with the reason."""
+        self._on_frame = on_frame
+        self._on_end = on_end
+        self._transport: asyncio.Transport | None = None
+        self._from_engine = bytearray()
+        self._frames = bytearray()
+        self.stderr = b""
+        """The end of what its first process wrote to its standard error: nothing while all is well."""
+        self.closed = False
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._from_engine += data
+        while len(self._from_engine) >= _ENGINE_HEAD.size and not self.closed:
+            kind, length = _ENGINE_HEAD.unpack_from(self._from_engine)
+            if len(self._from_engine) < _ENGINE_HEAD.size + length:
+                return
+            piece = self._from_engine[_ENGINE_HEAD.size : _ENGINE_HEAD.size + length]
+            del self._from_engine[: _ENGINE_HEAD.size + length]
+            if kind == _ENGINE_STDERR:
+                self.stderr = (self.stderr + bytes(piece))[-_MAX_STDERR:]
+            else:
+                self._frames += piece
+                self._take_frames()
+
+    def _take_frames(self) -> None:
+        while len(self._frames) >= HEAD.size and not self.closed:
+            channel, length = HEAD.unpack_from(self._frames)
+            if length > MAX_RECORD:
+                self._end(f"a frame of {length:,} bytes was announced; at most {MAX_RECORD:,} are accepted")
+                return
+            if len(self._frames) < HEAD.size + length:
+                return
+            content = bytes(self._frames[HEAD.size : HEAD.size + length])
+            del self._frames[: HEAD.size + length]
+            self._on_frame(channel, content)
+
+    def eof_received(self) -> None:
+        # By default asyncio would first send what is not read any more.
+        self._end("the container ended")
+
+    def connection_lost(self, problem: Exception | None) -> None:
+        self._end("the container ended" if problem is None else f"the connection to the container broke: {problem}")
+
+    def send(self, channel: bytes, content: bytes) -> None:
+        """Send without waiting; what there is no room for is kept."""
+        if self._transport is not None and not self.closed:
+            self._transport.write(HEAD.pack(channel, len(content)) + content)
+
+    def pause_writing(self) -> None:
+        self._may_write.clear()
+
+    def resume_writing(self) -> None:
+        self._may_write.set()
+
+    async def drain(self) -> None:
+        """Wait until most of what was sent has gone, or the stream has ended."""
+        await self._may_write.wait()
+
+    def _end(self, reason: str) -> None:
+        if not self.closed:
+            self.close()
+            written = self.stderr.decode("utf-8", "replace").strip()
+            self._on_end(f"{reason}: {written.splitlines()[-1]}" if written else reason)
+
+    def close(self) -> None:
+        """Close it; `on_end` is not called any more."""
+        self.closed = True
+        self._may_write.set()
+        if self._transport is not None:
+            self._transport.abort()
+
+
+@functools.cache
+def program() -> bytes:
+    """The worker as a tar archive, compiled for this Python: one of the same version inside need not do it again."""
+    with io.BytesIO() as out, tarfile.open(fileobj=out, mode="w") as archive, tempfile.TemporaryDirectory() as compiled:
+        archive.add(GUEST / "worker" / "__main__.py", "__main__.py", filter=_plain)
+        for source in sorted([*GUEST.glob("*.py"), *GUEST.glob("worker/*.py")]):
+            if source.name == "__main__.py":
+                continue
+            name = f"carrel_guest/{source.relative_to(GUEST)}"
+            archive.add(source, name, filter=_plain)
+            made = py_compile.compile(
+                str(source),
+                os.path.join(compiled, source.name),
+                dfile=name,
+                doraise=True,
+                invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+            )
+            cached = f"__pycache__/{source.stem}.{sys.implementation.cache_tag}.pyc"
+            archive.add(str(made), f"{os.path.dirname(name)}/{cached}", filter=_plain)
+        archive.add(
+            GUEST / "worker" / "for_commands" / "sitecustomize.py", "packages.path/sitecustomize.py", filter=_plain
+        )
+        leading = tarfile.TarInfo("packages")
+        leading.type, leading.linkname = tarfile.SYMTYPE, PACKAGES
+        archive.addfile(leading)
+        end = archive.offset + 2 * tarfile.BLOCKSIZE
+        archive.close()
+        return out.getvalue()[:end]  # Podman does not read what Python fills it up with.
+
+
+def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """With no owner in particular, and readable for all users."""
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    entry.mode = 0o644
+    return entry
