@@ -48,7 +48,7 @@ class Part:
     what: str
     in_force: bool
     why: str
-    """Empty when in force, else what the kernel said."""
+    """Empty when in force, else the kernel's error."""
     how_to_get_it: str
 
 
@@ -82,8 +82,8 @@ def _tried(python: str | None) -> tuple[Part, ...]:
     if tried.returncode != 0:
         why = f"the attempt itself failed: {tried.stderr.strip().splitlines()[-1:] or tried.returncode}"
         return tuple(Part(name, what, False, why, "report this to the makers of carrel") for name, what in WHAT.items())
-    said = json.loads(tried.stdout)
-    results = {**said["parts"], **said["cgroups"]}
+    answer = json.loads(tried.stdout)
+    results = {**answer["parts"], **answer["cgroups"]}
     return tuple(_part(name, results.get(name)) for name in WHAT)
 
 
@@ -201,7 +201,9 @@ def confinement(mode: SandboxMode, config: SubprocessConfig, parts: tuple[Part, 
     if mode == "required":
         missing = [part for part in parts if part.name in _required(config) and not part.in_force]
         if missing:
-            raise SandboxUnavailable("a sandbox is required, and this machine lacks " + "; ".join(map(_said, missing)))
+            raise SandboxUnavailable(
+                "a sandbox is required, and this machine lacks " + "; ".join(map(_missing_part, missing))
+            )
     groups = frozenset(part.name for part in parts if part.name in ("memory", "pids", "cpu") and part.in_force)
     return Confinement(tuple(usable(parts)), can_confine(parts), groups)
 
@@ -215,7 +217,7 @@ def _required(config: SubprocessConfig) -> set[str]:
     return wanted
 
 
-def _said(part: Part) -> str:
+def _missing_part(part: Part) -> str:
     return f"{part.what}: {part.why} (to get it: {part.how_to_get_it})"
 
 

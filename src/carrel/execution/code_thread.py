@@ -117,14 +117,14 @@ class CodeThread:
         answer: Record = {}
         cpu = time.thread_time()
         self._cells += 1
-        # All sessions of a process share Python's memory of sources; what is told of it leaves the last word out.
+        # All sessions of a process share Python's memory of sources; tracebacks show these names without the last part.
         filename = f"<cell {self._cells} of {self._number}>"
         try:
             self._shown = []
             self._begin()
             answer = self._ran(code, filename)
         except BaseException as problem:  # noqa: BLE001 -- whatever the code raises is its result
-            answer = _told(problem)
+            answer = _error_record(problem)
         answer = self._settle(answer)
         answer["display"] = self._shown
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -173,10 +173,10 @@ class CodeThread:
                         _set_exception(ctypes.c_ulong(self._thread.ident), None)
                 return answer
             except KeyboardInterrupt as problem:
-                answer = _told(problem)
+                answer = _error_record(problem)
 
 
-def _told(problem: BaseException) -> Record:
+def _error_record(problem: BaseException) -> Record:
     """Only the frames of the code: what is above them is this room's."""
     trace = problem.__traceback__
     while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):

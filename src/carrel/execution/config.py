@@ -118,7 +118,7 @@ class Mount:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorSettings:
-    """What every kind of executor can be told. Paths may be texts; `~` is expanded."""
+    """Settings of every kind of executor. Paths may be texts; `~` is expanded."""
 
     default_timeout: float | None = None
     """Seconds a run may take when it names none; None is no limit."""
@@ -133,7 +133,7 @@ class ExecutorSettings:
     wheelhouse: Path | str | None = None
     """A folder of wheels to install from, instead of the package index: for machines without a network."""
     base: Path | str | None = None
-    """The folder that the session belongs to; its packages are kept below it and are nobody else's."""
+    """The folder that the session belongs to; its packages are kept below it, and no other session has them."""
     workspace: Path | str | None = None
     """The folder that code and commands work in; None is an empty one that goes with the session."""
     output_limit: int = LIMIT
@@ -161,7 +161,7 @@ class ExecutorSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceSettings(ExecutorSettings):
-    """What can be told to the kinds whose code has a process and files of its own."""
+    """Settings of the kinds whose code has a process and files of its own."""
 
     default_timeout: float | None = 60.0
     """Seconds a run may take when it names none; None is no limit."""
@@ -317,13 +317,13 @@ def settings_of(executor: object, wanted: type[T], given: T | None) -> T:
         return wanted()
     if isinstance(given, wanted):
         return given
-    name, told = type(executor).__name__, f"and this is {given!r:.100}"
+    name, text = type(executor).__name__, f"and this is {given!r:.100}"
     if isinstance(given, dict):
         fields = ", ".join(f"{field}=…" for field in given)
-        told = f"as in {name}({wanted.__name__}({fields})), and this is a dict"
+        text = f"as in {name}({wanted.__name__}({fields})), and this is a dict"
     elif isinstance(given, ExecutorSettings):
-        told = f"and this is a {type(given).__name__}"
-    raise TypeError(f"{name} takes a {wanted.__name__}, {told}")
+        text = f"and this is a {type(given).__name__}"
+    raise TypeError(f"{name} takes a {wanted.__name__}, {text}")
 
 
 def is_seconds(given: object) -> bool:

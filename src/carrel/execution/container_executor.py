@@ -60,7 +60,7 @@ def container_of(config: ContainerConfig, user: str, labels: Mapping[str, str]) 
 def host_of(config: ContainerConfig, *, counts_files: bool = True) -> dict[str, Any]:
     """What the engine's machine gives it, and what not; `counts_files` where the engine can limit their number."""
     limits = config.limits
-    # Whoever the code is may write there; an owner cannot be named to every engine.
+    # Any user may write there: not every engine lets an owner be named.
     own = "rw,exec,nosuid,nodev,mode=1777"
     own += "" if limits.disk is None else f",size={limits.disk}"
     own += "" if limits.files is None or not counts_files else f",nr_inodes={limits.files}"
@@ -70,7 +70,7 @@ def host_of(config: ContainerConfig, *, counts_files: bool = True) -> dict[str, 
         mounts.append(Mount(source=config.workspace, at=config.workspace_at, mode=config.workspace_mode))
     else:
         tmpfs[config.workspace_at] = own
-    asked = {
+    settings = {
         "network_mode": config.network if isinstance(config.network, str) else "default" if config.network else "none",
         "read_only": True,
         "tmpfs": tmpfs,
@@ -88,8 +88,8 @@ def host_of(config: ContainerConfig, *, counts_files: bool = True) -> dict[str, 
         "runtime": config.runtime,
     }
     if limits.open_files is not None:
-        asked["ulimits"] = [{"name": "nofile", "soft": limits.open_files, "hard": limits.open_files}]
-    return {name: value for name, value in asked.items() if value is not None}
+        settings["ulimits"] = [{"name": "nofile", "soft": limits.open_files, "hard": limits.open_files}]
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _bind(mount: Mount) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def environment_of(config: ContainerConfig, path: str) -> dict[str, str]:
 
 
 def user_of(config: ContainerConfig) -> str:
-    """Who the code is; in a folder of the machine, whoever the folder belongs to."""
+    """The user that code runs as; in a folder of the machine, the owner of that folder."""
     if config.user is not None:
         return config.user if ":" in config.user else f"{config.user}:{config.user}"
     if config.workspace is not None and config.workspace_mode != "overlay":
@@ -116,7 +116,7 @@ def user_of(config: ContainerConfig) -> str:
 
 
 def platform_of(facts: Mapping[str, Any]) -> str:
-    """What uv calls the platform that a Python inside has told of."""
+    """What uv calls the platform of the Python inside."""
     machine, libc = str(facts.get("machine", "x86_64")), str(facts.get("libc", ""))
     if not libc.startswith("glibc 2."):
         return f"{machine}-unknown-linux-musl"

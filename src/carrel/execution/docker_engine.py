@@ -56,8 +56,8 @@ def _connect(address: str | None, token: str | None, environment: tuple[str | No
         engine.info()
     except (docker.errors.DockerException, OSError, ValueError) as problem:
         raise SandboxUnavailable(
-            f"no container engine answers at {where}: {_said(problem)}. Start Docker or Podman there, or name another "
-            "with docker_host or DOCKER_HOST"
+            f"no container engine answers at {where}: {_explanation(problem)}. Start Docker or Podman there, or name "
+            "another with docker_host or DOCKER_HOST"
         ) from None
     engine.sweep()
     return engine
@@ -101,7 +101,7 @@ class Engine:
             pass  # fetched below
         except (docker.errors.DockerException, OSError) as problem:
             raise SandboxUnavailable(
-                f"the engine at {self.where} does not tell of the image {name}: {_said(problem)}"
+                f"the engine at {self.where} does not tell of the image {name}: {_explanation(problem)}"
             ) from None
         try:
             tagged = name if "@" in name or ":" in name.rpartition("/")[2] else f"{name}:latest"
@@ -110,14 +110,14 @@ class Engine:
                     raise docker.errors.DockerException(step["error"])
         except (docker.errors.DockerException, OSError) as problem:
             raise SandboxUnavailable(
-                f"the image {name} is not on the engine at {self.where}, and could not be fetched: {_said(problem)}. "
-                f"{otherwise}"
+                f"the image {name} is not on the engine at {self.where}, and could not be fetched: "
+                f"{_explanation(problem)}. {otherwise}"
             ) from None
 
     def import_image(self, archive: BinaryIO, name: str, environment: Mapping[str, str]) -> None:
         """An image of one layer, the files of a tar archive."""
         changes = [f"ENV {key}={value}" for key, value in environment.items()]
-        with _told("import an image"):
+        with _explained("import an image"):
             answer = self._api.import_image(archive, name, changes=changes)  # Podman reads no tag of its own.
         if '"error"' in answer:
             raise SpawnFailed("import an image", None, answer.strip()[-500:])
@@ -125,19 +125,19 @@ class Engine:
     # --- containers -------------------------------------------------------------------------------------------------
 
     def create(self, container: Mapping[str, Any], host: Mapping[str, Any]) -> str:
-        with _told("make the container"):
+        with _explained("make the container"):
             made = self._api.create_container(
                 **container, host_config=self._api.create_host_config(**host), use_config_proxy=False
             )
         return str(made["Id"])
 
     def put(self, container: str, folder: str, archive: bytes) -> None:
-        with _told("put the worker's program into the container"):
+        with _explained("put the worker's program into the container"):
             self._api.put_archive(container, folder, io.BytesIO(archive))
 
     def attach(self, container: str) -> socket.socket:
         """A stream socket: what is sent comes to its standard input, what it writes comes in the engine's frames."""
-        with _told("attach to the container"):
+        with _explained("attach to the container"):
             wanted = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
             found: Any = self._api.attach_socket(container, params=wanted)
         held = getattr(found, "_sock", found)
@@ -157,7 +157,7 @@ class Engine:
 
     def start(self, container: str) -> None:
         try:
-            with _told("start the container"):
+            with _explained("start the container"):
                 self._api.start(container)
         except SpawnFailed as problem:
             if '"python3"' not in str(problem):
@@ -179,9 +179,9 @@ class Engine:
                 return
             except docker.errors.APIError as problem:
                 if problem.status_code not in (409, 500) or time.monotonic() > end:
-                    raise SpawnFailed("remove the container", None, _said(problem)) from None
+                    raise SpawnFailed("remove the container", None, _explanation(problem)) from None
             except OSError as problem:
-                raise SpawnFailed("remove the container", None, _said(problem)) from None
+                raise SpawnFailed("remove the container", None, _explanation(problem)) from None
             # The engine is at it already: it removes those that end by themselves, which Podman tells as a failure.
             time.sleep(0.02)
 
@@ -200,22 +200,22 @@ class Engine:
 
 
 @contextmanager
-def _told(step: str) -> Iterator[None]:
+def _explained(step: str) -> Iterator[None]:
     """SpawnFailed with what the engine said."""
     import docker  # noqa: PLC0415
 
     try:
         yield
     except (docker.errors.DockerException, OSError) as problem:
-        raise SpawnFailed(step, None, _said(problem)) from None
+        raise SpawnFailed(step, None, _explanation(problem)) from None
 
 
-def _said(problem: BaseException) -> str:
+def _explanation(problem: BaseException) -> str:
     """In a few words: what the engine explained, or else the first cause."""
     inner = next((inner for inner in problem.args if isinstance(inner, BaseException)), None)
     explained = getattr(problem, "explanation", None)
     if inner is not None and not explained:
-        return _said(inner)
+        return _explanation(inner)
     text = str(explained or getattr(problem, "strerror", None) or problem)
     return text.strip().rstrip(".")[:1000]
 

@@ -65,9 +65,9 @@ def _folders(named: list[str], python: str) -> tuple[str, ...]:
 
 
 async def shared_environment(home: Path, version: str | None, words: Sequence[str], name: str) -> Environment:
-    """With packages that were fixed before it was made, for everybody who wants the same; nobody adds to it.
+    """With packages that were fixed before it was made, for all sessions that want the same ones; none is added to it.
 
-    `words` are what uv is told to install, and `name` says what they come to."""
+    `words` are the arguments for uv, and `name` says what they come to."""
     wanted = json.dumps([version or sys.executable, sys.version_info[:2], name])
     folder = home.absolute() / "environments" / hashlib.sha256(wanted.encode()).hexdigest()[:16]
     made = await _kept(folder, version, words)
@@ -318,7 +318,7 @@ def normal_name(name: str) -> str:
 
 
 async def uv(*words: str, folder: str = NEUTRAL) -> None:
-    """Run it; EnvironmentFailed has what it said.
+    """Run it; EnvironmentFailed has what it output.
 
     What it is set to comes from the host's environment (`UV_…`) and the user's and the machine's own uv.toml: one that
     happens to lie in a folder of the program's says nothing. Relative paths are those of `folder`."""
@@ -376,9 +376,9 @@ async def output(command: list[str], folder: str | None = None, longest: float =
             ) from None
         raise
     if process.returncode != 0:
-        said = errors.decode("utf-8", "replace").strip() or out.decode("utf-8", "replace").strip()
+        output = errors.decode("utf-8", "replace").strip() or out.decode("utf-8", "replace").strip()
         words = [os.path.basename(command[0]), *(word for word in command[1:4] if word.isalpha())]
-        raise EnvironmentFailed(f"{' '.join(words)} failed: {said[-_MOST_SAID:]}")
+        raise EnvironmentFailed(f"{' '.join(words)} failed: {output[-_MOST_SAID:]}")
     return out
 
 
@@ -396,7 +396,7 @@ def _environment() -> dict[str, str]:
 
 
 def _cache() -> str:
-    """Where uv keeps what it downloaded, unless it was told where."""
+    """Where uv keeps what it downloaded, unless it is set elsewhere."""
     above = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return os.path.join(os.path.expanduser(above), "uv")
 

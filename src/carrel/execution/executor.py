@@ -40,7 +40,7 @@ class Output:
 
 
 OnOutput = Callable[[Output], None]
-"""Told of each piece as it comes; must not wait."""
+"""Called with each piece as it comes; must not wait."""
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from typing import Protocol
 from carrel.execution.executor import FileChange
 
 LONGEST = 1024 * 1024
-"""Bytes of a file above which its difference is told, not shown."""
+"""Bytes of a file above which it is only said that it differs."""
 KEPT_IN_ALL = 64 * 1024 * 1024
 """Bytes that are remembered of a workspace which the session writes to directly."""
 
@@ -30,10 +30,10 @@ class Seen:
     size: int
     modified: float
     changed: int = 0
-    """When the kernel last saw it change, in nanoseconds: unlike the time before, nobody can set it."""
+    """When the kernel last saw it change, in nanoseconds: unlike the time before, no program can set it."""
     executable: bool = False
     target: str = ""
-    """Where a link leads; empty where nobody has looked."""
+    """Where a link leads; empty where it was not read."""
 
     @property
     def mode(self) -> str:
@@ -316,7 +316,7 @@ _OPAQUE = "user.overlay.opaque"
 
 
 class Unreadable(Exception):
-    """A layer that cannot be told of: too deep, or with names that are no text."""
+    """A layer that cannot be read: too deep, or with names that are no text."""
 
 
 @dataclass
@@ -330,7 +330,7 @@ class Upper:
 
 
 def read_upper(folder: int, base: Path) -> Upper:
-    """By its descriptor, and no link followed: whoever works in the place may move things while this reads."""
+    """By its descriptor, and without following links: code may move things meanwhile."""
     found = Upper()
     _read(folder, "", base, found, 0)
     return found

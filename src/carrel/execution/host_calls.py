@@ -23,7 +23,7 @@ MOST_BYTES = 256 * 1024 * 1024
 
 
 class NoSuchName(LookupError):
-    """Code called a name that nobody answers."""
+    """Code called a name that no handler answers."""
 
 
 def handler_for(handlers: dict[str, Handler], name: str) -> Handler:
@@ -45,7 +45,7 @@ def whole(name: str, answer: Any) -> Any:
         raise (ToolCallError if name.partition(".")[0] == "tools" else ValueError)(text) from None
 
 
-def told(problem: BaseException) -> dict[str, Any]:
+def error_record(problem: BaseException) -> dict[str, Any]:
     """An exception as the code inside gets it: its class by name, what else it is, and what it knows as data."""
     name = "LookupError" if isinstance(problem, NoSuchName) else type(problem).__name__
     error = {"type": name, "message": str(problem), "also": _also(type(problem))}
@@ -100,7 +100,7 @@ class Calls:
             raise ChannelError(f"two calls with the number {number}")
         if len(self._open) >= MOST_OPEN or (self._open and self._bytes + size > MOST_BYTES):
             full = f"more than {MOST_OPEN} calls, or {MOST_BYTES // 2**20} MiB of arguments, wait for the host already"
-            self._send({"op": "answer", "call": number, "error": told(RuntimeError(f"{name[:100]}: {full}"))})
+            self._send({"op": "answer", "call": number, "error": error_record(RuntimeError(f"{name[:100]}: {full}"))})
             return
         try:
             arguments = values.decode(record.get("arguments"))
@@ -126,7 +126,7 @@ class Calls:
         except asyncio.CancelledError:
             raise
         except Exception as problem:  # noqa: BLE001 -- whatever a handler raises is for the code that called
-            answer["error"] = told(problem)
+            answer["error"] = error_record(problem)
         finally:
             call.active = False
         self._send(answer)
@@ -136,13 +136,13 @@ class Calls:
             self._write(text)
 
     def cancel(self) -> None:
-        """The run is over: nobody waits for these any more, and what they still write is nobody's."""
+        """The run is over: cancel its calls, and drop what they still write."""
         self._over = True
         for task in list(self._open.values()):
             task.cancel()
 
     def cancel_one(self, number: object) -> None:
-        """Nobody inside waits for this one any more."""
+        """Cancel a call whose caller does not wait any more."""
         task = self._open.get(number) if type(number) is int else None
         if task is not None:
             task.cancel()

@@ -1,4 +1,4 @@
-"""Folders on this process's own import path, each as long as somebody uses it."""
+"""Folders on this process's own import path, each as long as it is used."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from carrel.execution.commands_and_files import CommandsAndFiles
 from carrel.execution.config import InProcessConfig, settings_of
 from carrel.execution.environments import has_installer
 from carrel.execution.executor import CallContext, ExecutionResult, Handler, Moment, Output, Variable, current_call
-from carrel.execution.host_calls import handler_for, told, whole
+from carrel.execution.host_calls import error_record, handler_for, whole
 from carrel.execution.output import BoundedOutput, Streaming, streamed
 from carrel.execution.packages import Packages, in_process_packages
 from carrel.execution.results import (
@@ -261,7 +261,7 @@ class InProcessExecutor(CommandsAndFiles):
     async def rewind(self, to: Moment, then: Callable[[], Awaitable[None]] | None = None) -> None:
         raise ForkRefused(_ONE_PROCESS)
 
-    # --- calls to the host, asked in the thread ----------------------------------------------------------------------
+    # --- calls to the host, made in the thread ----------------------------------------------------------------------
 
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
         """Waits in small steps, because an interrupt only comes between two bytecodes."""
@@ -281,7 +281,7 @@ class InProcessExecutor(CommandsAndFiles):
         future = asyncio.run_coroutine_threadsafe(self._handled(name, encode_arguments(name, arguments)[0]), self._loop)
         return _value(await asyncio.wrap_future(future))
 
-    async def _handled(self, name: str, asked: Any) -> Record:
+    async def _handled(self, name: str, encoded: Any) -> Record:
         """In the host's loop; crosses as data, as it would from another process."""
         task = asyncio.current_task()
         if task is not None:
@@ -296,11 +296,11 @@ class InProcessExecutor(CommandsAndFiles):
         call = CallContext(self, write, self._timer)
         current_call.set(call)
         try:
-            arguments = values.decode(asked)
+            arguments = values.decode(encoded)
             answer = await handler_for(self.handlers, name)(name, list(arguments["args"]), dict(arguments["kwargs"]))
             return {"value": whole(name, answer)}
         except Exception as problem:  # noqa: BLE001 -- whatever a handler raises is for the code that called
-            return {"error": told(problem)}
+            return {"error": error_record(problem)}
         finally:
             call.active = False
 

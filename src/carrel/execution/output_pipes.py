@@ -88,7 +88,7 @@ class OutputPipe:
                 self.sink(data)
 
     def has_ended(self) -> bool:
-        """Whether nobody can write to it any more."""
+        """Whether no process can write to it any more."""
         if self._closed:
             return True
         look = select.poll()
@@ -102,7 +102,7 @@ class OutputPipe:
             self.write_end = -1
 
     def give_up(self) -> int:
-        """The read end, for somebody else to read; this pipe is done with."""
+        """Give away the read end; this pipe is not used any more."""
         self.watch(False)
         self._closed = True
         self.handed_over()
@@ -117,7 +117,7 @@ class OutputPipe:
 
 
 class Discard:
-    """Descriptors whose output nobody wants, read all the same so that no writer has to wait."""
+    """Descriptors whose output is not wanted, read all the same so that no writer has to wait."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

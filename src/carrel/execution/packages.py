@@ -158,7 +158,7 @@ class Packages:
             (venv / HALF).unlink(missing_ok=True)
 
     def _begin_again(self, mark: Path) -> list[str]:
-        """What uv is to be told besides: where an install ended half way, it takes for whole what is in pieces."""
+        """More arguments for uv: after an install that was interrupted it takes incomplete packages for complete."""
         if not mark.exists():
             mark.touch()
             return []
@@ -349,7 +349,7 @@ async def in_process_packages(config: InProcessConfig) -> Packages:
 
 async def made_ready(packages: Packages, deps: Sequence[str] = (), deps_file: Path | None = None) -> Packages:
     try:
-        # Readable for all: inside, the session may be somebody else than the user whose folder it is in.
+        # Readable for all: inside, the session may be another user than the owner of the folder.
         packages.added.mkdir(parents=True, exist_ok=True)
         await packages.ensure(deps, deps_file)
     except OSError as problem:
@@ -362,7 +362,7 @@ async def made_ready(packages: Packages, deps: Sequence[str] = (), deps_file: Pa
 
 
 def wanted_words(deps: Sequence[str], deps_file: Path | None) -> tuple[list[str], list[str]]:
-    """What uv is to be told, and names under which it can be remembered that it was."""
+    """Arguments for uv, and names under which it is remembered that they were used."""
     names, words = sorted(deps), list(deps)
     if deps_file is None:
         return (["--", *words] if words else []), names
@@ -389,7 +389,7 @@ def _written(constraints: Sequence[str]) -> Iterator[str]:
 
 
 def _ensured(folder: Path) -> set[str]:
-    """Nothing where somebody was stopped half way."""
+    """Nothing after an interrupted install."""
     if (folder / HALF).exists():
         return set()
     try:
@@ -438,7 +438,7 @@ _NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENO
 
 @asynccontextmanager
 async def changing(folder: Path, *, makes_room: bool = False) -> AsyncIterator[Path]:
-    """The copy to work on, for whoever holds the folder's lock; EnvironmentFailed when there is no room for it.
+    """The copy to work on, for the holder of the folder's lock; EnvironmentFailed when there is no room for it.
 
     What `makes_room` gets the folder itself where there is none: else nothing could be removed from a full disk.
     Files are replaced and never written to: the two share them. When this fails, or its process is killed at any
@@ -497,6 +497,6 @@ def _put_in_place(copy: Path, folder: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    # Whoever was killed may have left an uv that still writes there: then the next one removes the rest.
+    # A process that was killed may have left an uv that still writes there: then the next one removes the rest.
     with suppress(OSError):
         temp_dirs.remove(folder)

@@ -90,8 +90,8 @@ def _libraries(programs: Sequence[str]) -> set[str]:
     """What programs need besides themselves, as the loader finds it here."""
     if shutil.which("ldd") is None:
         raise SandboxUnavailable("no image can be packed here: there is no ldd to ask which libraries Python needs")
-    told = subprocess.run(["ldd", *programs], capture_output=True, check=False, text=True).stdout
-    words = {word for line in told.splitlines() if not line.endswith(":") for word in line.split()}
+    listed = subprocess.run(["ldd", *programs], capture_output=True, check=False, text=True).stdout
+    words = {word for line in listed.splitlines() if not line.endswith(":") for word in line.split()}
     return {word for word in words if word.startswith("/") and os.path.exists(word)}
 
 

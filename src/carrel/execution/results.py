@@ -148,8 +148,8 @@ def misused(code: object, timeout: object) -> ExecutionResult | None:
     if not isinstance(code, str):
         return failed_result("TypeError", f"code is a text (str), and this is {type(code).__name__}")
     if timeout is not None and not is_seconds(timeout):
-        told = "timeout is a number of seconds, or None for the executor's own"
-        return failed_result("TypeError", f"{told}, and this is {safe_repr(timeout, 100)}")
+        expected = "timeout is a number of seconds, or None for the executor's own"
+        return failed_result("TypeError", f"{expected}, and this is {safe_repr(timeout, 100)}")
     return None
 
 

@@ -43,7 +43,7 @@ class SubprocessExecutor(WorkerExecutor):
         self._scratch: Path | None = None
         self._kept: list[_Kept] = []
         self.still = asyncio.Lock()
-        """Held by whoever looks at the files several times, to see those of one moment: going back waits for it."""
+        """Held while files are read several times, to see those of one moment: a rewind waits for it."""
         self.holds: object = None
         """Something that must be there for as long as this is."""
 
@@ -94,7 +94,7 @@ class SubprocessExecutor(WorkerExecutor):
             return self._packages
 
     def _confined(self) -> Confinement:
-        """What this machine can do; takes a while when nobody has asked before, and where a workspace is large."""
+        """What this machine can do; takes a while the first time, and where a workspace is large."""
         found = confinement(sandbox_mode(self.config.sandbox), self.config)
         self._look_at_workspace(found.confined)
         return found
@@ -210,7 +210,7 @@ class SubprocessExecutor(WorkerExecutor):
         except BaseException:
             self.still.release()
             raise
-        # Begun, it is finished in its turn also when whoever asked is cancelled: one part alone must not go back.
+        # Once begun it is finished also if the caller is cancelled: one part alone must not go back.
         going = asyncio.ensure_future(self._rewind(to, then))
         going.add_done_callback(self._rewound)
         await asyncio.shield(going)
@@ -219,7 +219,7 @@ class SubprocessExecutor(WorkerExecutor):
         self._turn.release()
         self.still.release()
         if not going.cancelled():
-            going.exception()  # who asked is told, unless it is gone
+            going.exception()  # the caller gets it, if it still waits
 
     async def _rewind(self, to: _Kept, then: Callable[[], Awaitable[None]] | None) -> None:
         if self._closed:

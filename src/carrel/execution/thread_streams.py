@@ -46,7 +46,7 @@ _lock = threading.Lock()
 _users = 0
 _replaced: tuple[TextIO, TextIO] | None = None
 _input: TextIO | None = None
-_NOBODY = NoInput()
+_NO_INPUT = NoInput()
 
 
 class Routed(io.TextIOBase):
@@ -121,8 +121,8 @@ class RoutedInput(io.TextIOBase):
         """Not closed when it is forgotten: the stream it stands for lives on."""
 
     @property
-    def _whose(self) -> Any:
-        return self._original if _current.get() is None else _NOBODY
+    def _stream(self) -> Any:
+        return self._original if _current.get() is None else _NO_INPUT
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -134,19 +134,19 @@ class RoutedInput(io.TextIOBase):
 
     @property
     def buffer(self) -> Any:
-        return self._whose.buffer
+        return self._stream.buffer
 
     def readable(self) -> bool:
-        return bool(self._whose.readable())
+        return bool(self._stream.readable())
 
     def read(self, size: int | None = -1) -> str:
-        return str(self._whose.read(-1 if size is None else size))
+        return str(self._stream.read(-1 if size is None else size))
 
     def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
-        return str(self._whose.readline(-1 if size is None else size))
+        return str(self._stream.readline(-1 if size is None else size))
 
     def isatty(self) -> bool:
-        return bool(self._whose.isatty())
+        return bool(self._stream.isatty())
 
     def fileno(self) -> int:
         if _current.get() is not None:
@@ -210,7 +210,7 @@ def _take_input() -> None:
 
 
 def leave() -> None:
-    """The last one to go puts back what was there, unless somebody has put something else there meanwhile."""
+    """The last one to go puts back what was there, unless something else was put there meanwhile."""
     global _users, _replaced, _input
     with _lock:
         _users -= 1

@@ -56,7 +56,7 @@ class ZygoteClient:
         self.pid = 0
         self._idle = idle
         self._lock = threading.Lock()
-        self._asked: dict[int, Future[dict[str, Any]]] = {}
+        self._requests: dict[int, Future[dict[str, Any]]] = {}
         self._number = 0
         self._sessions = 0
         self._unused_since = time.monotonic()
@@ -95,7 +95,7 @@ class ZygoteClient:
             # The caller may give up, and close its own, before they are sent.
             kept = [os.dup(fd) for fd in fds]
             self._number += 1
-            self._asked[self._number] = answer
+            self._requests[self._number] = answer
             self._outgoing.put((self._number, settings, kept))
         return answer
 
@@ -103,14 +103,14 @@ class ZygoteClient:
         while (request := self._outgoing.get()) is not None:
             number, settings, fds = request
             with self._lock:
-                answer = self._asked.get(number)
+                answer = self._requests.get(number)
             try:
                 if answer is not None and not answer.cancelled():
                     self._control.send({"op": "spawn", "id": number, "settings": settings}, tuple(fds))
             except (ChannelError, TooManyDescriptors, OSError) as problem:
                 with self._lock:
                     self._over = True  # its end may not have been seen yet; no other session is to use it
-                    self._asked.pop(number, None)
+                    self._requests.pop(number, None)
                 if answer is not None and answer.set_running_or_notify_cancel():
                     answer.set_exception(ZygoteGone(str(problem)))
             finally:
@@ -193,8 +193,10 @@ class ZygoteClient:
             if found is None:
                 _kill(pid)
                 _read_end(errors_read, errors)
-                said = errors.decode("utf-8", "replace").strip()
-                raise ExecutionError(said.splitlines()[-1] if said else f"{self.key.python} ended without a word")
+                output = errors.decode("utf-8", "replace").strip()
+                raise ExecutionError(
+                    output.splitlines()[-1] if output else f"{self.key.python} ended without a message"
+                )
         finally:
             os.close(errors_read)
             if errors_write >= 0:
@@ -245,7 +247,7 @@ class ZygoteClient:
 
     def _heard(self, record: dict[str, Any]) -> None:
         with self._lock:
-            answer = self._asked.pop(record.get("id", 0), None)
+            answer = self._requests.pop(record.get("id", 0), None)
         if answer is None or not answer.set_running_or_notify_cancel():
             return
         if record.get("op") == "spawned":
@@ -259,7 +261,7 @@ class ZygoteClient:
     def _close(self, why: str) -> None:
         with self._lock:
             self._over = True
-            waiting, self._asked = self._asked, {}
+            waiting, self._requests = self._requests, {}
             self._control.close()
             self._theirs.close()
             os.close(self._wake_read)

@@ -95,7 +95,7 @@ class Transfer:
 
 
 class InputWindow:
-    """Flow control of the input of one request: how much may still come, and when the host is told to send more."""
+    """Flow control of the input of one request: how much may still come, and when the host is asked for more."""
 
     def __init__(self, send_more: Callable[[int], None]) -> None:
         self._send_more = send_more
