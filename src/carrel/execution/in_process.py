@@ -178,10 +178,16 @@ class InProcessExecutor(CommandsAndFiles):
         return streamed(self.config.output_limit, run)
 
     async def _run(
-        self, code: str | None, timeout: float | None, stdout: BoundedOutput, stderr: BoundedOutput
+        self,
+        code: str,
+        timeout: float | None,
+        stdout: BoundedOutput,
+        stderr: BoundedOutput,
+        *,
+        variables: bool = False,
     ) -> ExecutionResult:
-        """Run code; None lists the variables."""
-        wrong = misused(code, timeout) if code is not None else None
+        """Run code, or list the variables."""
+        wrong = misused(code, timeout)
         if wrong is not None:
             return wrong
         async with Turn(self._turn) as turn:
@@ -198,12 +204,12 @@ class InProcessExecutor(CommandsAndFiles):
             began = time.perf_counter()
             thread_streams.renew()
             sinks = thread_streams.Lines(stdout), thread_streams.Lines(stderr)
-            thread.run(code, sinks, _delivery(self._loop, answer))
+            thread.run(None if variables else code, sinks, _delivery(self._loop, answer))
             if seconds is not None:
                 timer.start(seconds)
             record = await turn.finish(self._end_of_run(answer, timer), lambda: timer.stop("cancelled"))
             result = closed_result() if record.get("closed") else finished(record)
-            if code is not None or not result.is_ok:
+            if not variables or not result.is_ok:
                 result = stopped(result, timer, seconds)
             if record.get("lost"):
                 result.state, result.state_reason = "lost", str(record["lost"])
@@ -241,7 +247,7 @@ class InProcessExecutor(CommandsAndFiles):
         return True
 
     async def variables(self) -> list[Variable]:
-        return variables_of(await self._run(None, LIST_VARIABLES, _Shared(1), BoundedOutput(1)))
+        return variables_of(await self._run("", LIST_VARIABLES, _Shared(1), BoundedOutput(1), variables=True))
 
     async def set_variables(self, variables: Mapping[str, Any]) -> None:
         data = values.decode(encode_variables(variables))

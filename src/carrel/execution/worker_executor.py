@@ -153,14 +153,16 @@ class WorkerExecutor(CommandsAndFiles):
 
     async def _run(
         self,
-        code: str | None,
+        code: str,
         timeout: float | None,
         stdout: BoundedOutput,
         stderr: BoundedOutput,
         begun: Callable[[WorkerConnection[Any]], None] | None = None,
+        *,
+        variables: bool = False,
     ) -> ExecutionResult:
-        """Run code; None lists the variables."""
-        wrong = misused(code, timeout) if code is not None else None
+        """Run code, or list the variables."""
+        wrong = misused(code, timeout)
         if wrong is not None:
             return wrong
         async with Turn(self._turn) as turn:
@@ -178,7 +180,7 @@ class WorkerExecutor(CommandsAndFiles):
             timer = RunTimer(connection, self.config.grace)
             began = time.perf_counter()
             try:
-                answer = connection.run(code, stdout.add, stderr.add, self, timer)
+                answer = connection.run(None if variables else code, stdout.add, stderr.add, self, timer)
             except ChannelError as problem:
                 connection.end_run()
                 return failed_result("ValueError", str(problem))
@@ -186,11 +188,11 @@ class WorkerExecutor(CommandsAndFiles):
             if seconds is not None:
                 timer.start(seconds)
             result = await turn.finish(self._end_of_run(connection, answer, timer), lambda: timer.stop("cancelled"))
-            if code is not None or not result.is_ok:
+            if not variables or not result.is_ok:
                 result = stopped(result, timer, seconds)
             if self._unreported is not None and result.state == "kept":
                 result.state, result.state_reason = "restored", self._unreported.reason
-            if code is not None:
+            if not variables:
                 self._unreported = None
             result.stdout, result.stderr = stdout.text(), stderr.text()
             result.duration = time.perf_counter() - began
@@ -250,7 +252,7 @@ class WorkerExecutor(CommandsAndFiles):
         return True
 
     async def variables(self) -> list[Variable]:
-        return variables_of(await self._run(None, LIST_VARIABLES, BoundedOutput(1), BoundedOutput(1)))
+        return variables_of(await self._run("", LIST_VARIABLES, BoundedOutput(1), BoundedOutput(1), variables=True))
 
     async def set_variables(self, variables: Mapping[str, Any]) -> None:
         await self._ask({"op": "set_variables", "values": encode_variables(variables)})
