@@ -229,7 +229,7 @@ async def test_a_handler_that_raises_is_named_in_the_log_and_stops_no_other(
     assert "oh dear" in caplog.text
 
 
-async def test_a_handler_whose_own_work_was_cancelled_is_called_again(bus: Bus) -> None:
+async def test_a_handler_with_cancelled_work_is_called_again(bus: Bus) -> None:
     calls: list[Event] = []
 
     async def cancelled(event: Event) -> None:

@@ -274,7 +274,7 @@ async def test_threads_with_loops_of_their_own_share_one_store_and_its_syncs(sto
     assert all(some == sorted(some) for some in numbers)
 
 
-async def test_a_log_whose_last_record_lacks_its_newline_is_copied_with_that_record(store: FileStore) -> None:
+async def test_a_copied_log_includes_a_last_record_without_newline(store: FileStore) -> None:
     await store.append(KEY, [b'{"n": 1}'])
     with file_of(store).open("ab") as file:
         file.write(b'{"n": 2}')

@@ -479,7 +479,7 @@ async def test_other_content_of_the_same_size_and_time_has_another_stamp(store: 
 
 
 @pytest.mark.parametrize("name", [b"two\nlines", b"a\\b", b"\x1b[31m", b"caf\xe9", b"/".join([b"deep" * 50] * 6)])
-async def test_a_file_whose_name_is_no_key_hides_no_other(
+async def test_a_file_name_that_is_no_key_does_not_hide_other_files(
     store: FileStore, name: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     await store.put("w/good", b"x")

@@ -186,7 +186,7 @@ async def test_a_line_cut_in_mid_call_is_unavailable_and_says_that_it_may_be_wri
     assert await store.append("log", [b"1"]) == 1
 
 
-async def test_a_write_whose_answer_got_lost_is_not_sent_again(start_redis: Start, open_redis: Open) -> None:
+async def test_a_write_with_a_lost_answer_is_not_sent_again(start_redis: Start, open_redis: Open) -> None:
     server = start_redis()
     async with UnreliableProxy(server.port) as line:
         store = open_redis(line.url)
@@ -374,9 +374,7 @@ async def test_a_server_with_no_room_for_another_client_is_unavailable(start_red
             await open_redis(server.url).put("o", b"x")
 
 
-async def test_a_log_whose_key_vanished_from_the_server_is_reported_and_not_begun_anew(
-    start_redis: Start, open_redis: Open
-) -> None:
+async def test_a_log_that_vanished_from_the_server_is_reported(start_redis: Start, open_redis: Open) -> None:
     server = start_redis()
     store = open_redis(server.url)
     await store.append("log", [b"1"])

@@ -91,7 +91,7 @@ async def test_a_delete_with_an_expected_stamp_removes_only_what_is_unchanged(ba
     assert await store.delete("o", expect=("o", await store.stamp("o"))) is True
 
 
-async def test_a_write_whose_guard_has_changed_writes_nothing(backend: Backend) -> None:
+async def test_a_write_with_a_changed_guard_writes_nothing(backend: Backend) -> None:
     store = backend.open()
     old = await store.put("leases/node", b"1")
     assert old is not None
@@ -117,7 +117,7 @@ async def test_a_write_whose_guard_has_changed_writes_nothing(backend: Backend) 
     assert await everything(store, "log") == [b"kept"]
 
 
-async def test_a_write_whose_guard_is_unchanged_is_like_any_other(backend: Backend) -> None:
+async def test_a_write_with_an_unchanged_guard_succeeds(backend: Backend) -> None:
     store = backend.open()
     stamp = await store.put("leases/node", b"1")
     assert stamp is not None
