@@ -85,7 +85,7 @@ async def test_a_hundred_sessions_with_ten_commands_each(tmp_path: Path) -> None
 
 
 @pytest.mark.timeout(300)
-async def test_clients_that_behave_badly_side_by_side(tmp_path: Path) -> None:
+async def test_misbehaving_clients_side_by_side(tmp_path: Path) -> None:
     """Readers that leave, large outputs, a command that ignores signals, sessions closed under their commands."""
     server = ServerProcess(tmp_path / "server").start()
     try:
@@ -127,7 +127,7 @@ async def test_clients_that_behave_badly_side_by_side(tmp_path: Path) -> None:
     assert wait_gone(living) == []
 
 
-async def test_more_sessions_than_there_may_be(tmp_path: Path) -> None:
+async def test_more_sessions_than_allowed(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "server", "--max-sessions", "2").start()
     try:
         async with AsyncClient(base_url=server.url, api_key=server.key, max_retries=0) as client:

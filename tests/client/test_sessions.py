@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from carrel import tasks
 from carrel.client import AsyncClient, AsyncRemoteSession, Client, RemoteSession
 from carrel.errors import (
     CarrelError,
@@ -32,6 +33,7 @@ from carrel.errors import (
 )
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.wire.answers import Interaction, OutputPiece, RunResult
+from carrel.wire.verification import Job
 from tests.client.conftest import all_of, got
 from tests.support.server_process import ServerProcess
 
@@ -75,7 +77,7 @@ import datetime, decimal, pathlib, uuid
 """
 
 
-async def test_values_are_those_of_a_session_that_is_here(client: Any) -> None:
+async def test_values_are_those_of_a_local_session(client: Any) -> None:
     session = await got(client.sessions.create())
     far = await got(session.run(VALUES))
     await got(session.close())
@@ -87,12 +89,12 @@ async def test_values_are_those_of_a_session_that_is_here(client: Any) -> None:
     assert far.value[-1] == "<class 'object'>"
 
 
-def test_a_packed_value_that_is_none_is_refused() -> None:
+def test_an_invalid_encoded_value_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown kind of value"):
         RunResult.model_validate({"packed": {"$": "code", "of": "1 + 1"}})
 
 
-async def test_what_the_server_offers(client: Any) -> None:
+async def test_health_datasets_and_samples(client: Any) -> None:
     assert (await got(client.health.check())).service == "carrel"
     assert [dataset.name for dataset in await got(client.datasets.list())] == ["demo"]
     page = await got(client.samples.list(dataset="demo", page=2, page_size=2))
@@ -103,7 +105,7 @@ async def test_what_the_server_offers(client: Any) -> None:
     assert (await got(client.samples.list(search="CALC"))).samples[0].fail_to_pass
 
 
-async def test_a_sample_s_files(client: Any, tmp_path: Path) -> None:
+async def test_downloading_the_files_of_a_sample(client: Any, tmp_path: Path) -> None:
     archive = await got(client.samples.download("calc-1", dataset="demo"))
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         assert any(name.endswith("calc.py") for name in files.getnames())
@@ -118,7 +120,7 @@ async def test_a_sample_s_files(client: Any, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-async def test_the_whole_way_as_the_page_shows_it(client: Any) -> None:
+async def test_create_execute_verify_close(client: Any) -> None:
     session = await got(client.sessions.create(dataset="demo", sample_id="calc-1", ttl_minutes=5))
     assert session.status == "ready"
     listed = await got(client.sessions.execute_command(session_id=session.session_id, command="ls -l"))
@@ -152,7 +154,7 @@ async def test_commands(session: Any) -> None:
     assert behind.stdout == "started\n"
 
 
-async def test_a_command_longer_than_the_server_holds_its_answer_is_waited_for(client: Any, session: Any) -> None:
+async def test_a_command_longer_than_a_held_answer(client: Any, session: Any) -> None:
     begun = await got(
         client.sessions.execute_command(session.session_id, command="sleep 3; echo end", wait_for_completion=False)
     )
@@ -164,7 +166,7 @@ async def test_a_command_longer_than_the_server_holds_its_answer_is_waited_for(c
     assert (await got(session.get_interaction(begun.interaction_id))).stdout == "end\n"
 
 
-async def test_in_the_background(session: Any) -> None:
+async def test_background_commands(session: Any) -> None:
     begun = await got(session.execute_command("sleep 0.3; echo done", background=True))
     assert begun.pid > 0
     for _ in range(600):
@@ -176,7 +178,7 @@ async def test_in_the_background(session: Any) -> None:
     assert await got(session.read_file(begun.output)) == b"done\n"
 
 
-async def test_what_a_command_writes_is_heard_as_it_comes(server: ServerProcess, session: Any) -> None:
+async def test_output_is_streamed(server: ServerProcess, session: Any) -> None:
     came: list[str] = []
     done = await got(
         session.execute_command(
@@ -201,7 +203,7 @@ async def test_what_a_command_writes_is_heard_as_it_comes(server: ServerProcess,
     assert came[2:] == ["three\n"]
 
 
-async def test_five_megabytes(session: Any) -> None:
+async def test_five_megabytes_of_output(session: Any) -> None:
     big = "yes 0123456789abcde | head -c 5000000"
     assert len((await got(session.execute_command(big))).stdout) == 5_000_000
     pieces = await all_of(session.stream_command(big))
@@ -210,12 +212,12 @@ async def test_five_megabytes(session: Any) -> None:
     assert len(result.stdout) == 5_000_001
 
 
-async def test_code(session: Any) -> None:
+async def test_run_code(session: Any) -> None:
     result = await got(session.run("x = 20\nprint('hi')\nx + 1"))
     assert (result.value, result.value_repr, result.stdout, result.is_ok) == (21, "21", "hi\n", True)
-    told = await got(session.run("{1: (x, b'y')}"))
-    assert (told.value, told.value_repr) == ({1: (20, b"y")}, "{1: (20, b'y')}")
-    assert "packed" not in told.model_dump()
+    result = await got(session.run("{1: (x, b'y')}"))
+    assert (result.value, result.value_repr) == ({1: (20, b"y")}, "{1: (20, b'y')}")
+    assert "packed" not in result.model_dump()
     failed = await got(session.run("1 / 0"))
     assert (failed.error_type, failed.is_ok) == ("ZeroDivisionError", False)
     late = await got(session.run("while True: pass", timeout=0.5))
@@ -226,7 +228,7 @@ async def test_code(session: Any) -> None:
     assert pieces[-1].value == 20
 
 
-async def test_who_leaves_a_stream_stops_the_code_and_can_go_on(session: Any) -> None:
+async def test_leaving_a_stream_stops_the_code(session: Any) -> None:
     stream = session.stream("import time\nx = 'kept'\nprint('begun', flush=True)\ntime.sleep(100)")
     if hasattr(stream, "__aiter__"):
         assert (await anext(stream)).text == "begun\n"
@@ -281,7 +283,7 @@ async def test_files(session: Any, tmp_path: Path) -> None:
     assert "+grüß dich" in await got(session.diff())
 
 
-async def test_files_that_are_not_there_are_told_as_open_tells_them(session: Any, tmp_path: Path) -> None:
+async def test_errors_of_files_are_those_of_open(session: Any, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         await got(session.read_file("nowhere"))
     with pytest.raises(FileNotFoundError):
@@ -299,7 +301,7 @@ async def test_files_that_are_not_there_are_told_as_open_tells_them(session: Any
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_text_is_replaced_where_it_stands_once(session: Any) -> None:
+async def test_str_replace(session: Any) -> None:
     await got(session.write_file("t", "one two two"))
     await got(session.str_replace("t", "one", "1"))
     assert await got(session.read_file("t")) == b"1 two two"
@@ -307,7 +309,7 @@ async def test_a_text_is_replaced_where_it_stands_once(session: Any) -> None:
         await got(session.str_replace("t", "two", "2"))
 
 
-async def test_a_fork_goes_its_own_way(session: Any) -> None:
+async def test_fork(session: Any) -> None:
     await got(session.run("x = 1"))
     await got(session.write_file("f", "one"))
     branch = await got(session.fork())
@@ -321,7 +323,7 @@ async def test_a_fork_goes_its_own_way(session: Any) -> None:
     assert (await got(session.run("x"))).value == 1
 
 
-async def test_it_goes_back_to_where_it_was(session: Any) -> None:
+async def test_checkpoint_and_rewind(session: Any) -> None:
     await got(session.run("x = 1"))
     await got(session.write_file("f", "one"))
     point = await got(session.checkpoint("good"))
@@ -338,9 +340,9 @@ async def test_it_goes_back_to_where_it_was(session: Any) -> None:
         await got(session.rewind("good"))
 
 
-async def test_what_was_said_and_what_happened(session: Any) -> None:
-    said = {"role": "user", "content": [{"type": "text", "text": "please"}]}
-    assert await got(session.add_messages(said, said)) == 2
+async def test_conversation_events_and_trace(session: Any) -> None:
+    message = {"role": "user", "content": [{"type": "text", "text": "please"}]}
+    assert await got(session.add_messages(message, message)) == 2
     assert [message["role"] for message in (await got(session.conversation()))["messages"]] == ["user", "user"]
     await got(session.execute_command("echo hello"))
     so_far = await all_of(session.events(follow=False))
@@ -359,21 +361,21 @@ async def test_time_to_live(session: Any) -> None:
         await got(session.extend(0))
 
 
-async def test_lists_have_sessions_one_can_work_with(client: Any, session: Any) -> None:
+async def test_listed_sessions_have_the_calls_of_a_session(client: Any, session: Any) -> None:
     found = await got(client.sessions.list())
     mine = next(each for each in found.sessions if each.session_id == session.session_id)
     assert type(mine) is type(session)
     assert (await got(mine.execute_command("echo hi"))).stdout == "hi\n"
 
 
-async def test_a_verdict_that_is_not_wanted_any_more(client: Any, session: Any) -> None:
+async def test_cancelling_a_verification(client: Any, session: Any) -> None:
     job = await got(session.verify(wait_for_completion=False))
     ended = await got(client.sessions.verify.cancel(job.job_id, session_id=session.session_id))
     assert ended.status in ("cancelled", "completed")
     assert (await got(session.execute_command("true"))).success
 
 
-def test_with_ends_a_session(blocking_client: Client) -> None:
+def test_with_closes_a_session(blocking_client: Client) -> None:
     with blocking_client.sessions.create() as session:
         assert session.dataset == ""
         assert session.run("1 + 1").value == 2
@@ -385,13 +387,13 @@ def test_with_ends_a_session(blocking_client: Client) -> None:
     assert session.refresh().status == "closed"
 
 
-async def test_async_with_ends_a_session(async_client: AsyncClient) -> None:
+async def test_async_with_closes_a_session(async_client: AsyncClient) -> None:
     async with await async_client.sessions.create() as session:
         assert (await session.run("1 + 1")).value == 2
     assert (await session.refresh()).status == "closed"
 
 
-async def test_who_is_cancelled_leaves_the_command_and_the_client_whole(async_client: AsyncClient) -> None:
+async def test_cancelling_a_call_leaves_command_and_client_usable(async_client: AsyncClient) -> None:
     async with await async_client.sessions.create() as session:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(session.execute_command("sleep 2; echo x > f"), 1)
@@ -415,14 +417,14 @@ WRONG_NAMES = [
 ]
 
 
-@pytest.mark.parametrize(("call", "told"), WRONG_NAMES)
-async def test_an_argument_that_nobody_knows_is_refused(client: Any, call: Any, told: str) -> None:
-    async def asked() -> None:
+@pytest.mark.parametrize(("call", "reason"), WRONG_NAMES)
+async def test_an_unknown_option_is_refused(client: Any, call: Any, reason: str) -> None:
+    async def send() -> None:
         answer = call(client)
         await (all_of(answer) if hasattr(answer, "__next__") or hasattr(answer, "__anext__") else got(answer))
 
-    with pytest.raises(TypeError, match=told):
-        await asked()
+    with pytest.raises(TypeError, match=reason):
+        await send()
 
 
 @pytest.mark.parametrize("wrong", [-1, float("nan"), "5", True])
@@ -435,23 +437,23 @@ async def test_an_argument_that_nobody_knows_is_refused(client: Any, call: Any, 
         ("code_timeout", lambda client, it: client.sessions.run("a", code="1", code_timeout=it)),
     ],
 )
-async def test_what_is_no_length_of_time_is_refused(client: Any, name: str, call: Any, wrong: object) -> None:
+async def test_an_invalid_duration_is_refused(client: Any, name: str, call: Any, wrong: object) -> None:
     with pytest.raises(ConfigurationError, match=f"^{name} is .*; it is a number of seconds"):
         await got(call(client, wrong))
 
 
-def test_a_client_is_not_given_less_than_no_time() -> None:
+def test_a_negative_timeout_of_the_client_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="timeout is -1; it is a number of seconds from 0 on"):
         Client(timeout=-1)
 
 
-def test_a_setting_that_nobody_knows_is_refused(blocking_client: Client) -> None:
+def test_an_unknown_setting_is_refused(blocking_client: Client) -> None:
     wrong: dict[str, Any] = {"max_retry": 1}
     with pytest.raises(TypeError, match=r"with_options.*'max_retry'; did you mean 'max_retries'"):
         blocking_client.with_options(**wrong)
 
 
-async def test_a_session_begins_with_files_and_of_a_version(client: Any) -> None:
+async def test_create_with_files_and_a_version(client: Any) -> None:
     session = await got(client.sessions.create(files={"a/b.txt": "x"}))
     assert await got(session.read_file("a/b.txt")) == b"x"
     await got(session.close())
@@ -464,15 +466,15 @@ async def test_a_session_begins_with_files_and_of_a_version(client: Any) -> None
         await got(client.sessions.create(network=True))
 
 
-async def test_unknown_things(client: Any) -> None:
+async def test_unknown_sessions_samples_and_datasets(client: Any) -> None:
     for call in (client.sessions.retrieve, client.sessions.close, client.sessions.diff, client.sessions.verify.start):
         with pytest.raises(KeyError):
-            await got(call("nobody"))
+            await got(call("missing"))
     with pytest.raises(KeyError, match="demo"):
         await got(client.sessions.create(dataset="nothing", sample_id="x"))
 
 
-async def test_a_closed_session_s_command_is_told_apart_from_a_failed_one(server: ServerProcess, session: Any) -> None:
+async def test_a_command_of_a_closed_session_is_not_a_failed_command(server: ServerProcess, session: Any) -> None:
     def close() -> None:
         with Client(base_url=server.url, api_key=server.key) as other:
             while "sleep 100" not in str(list(other.sessions.events(session.session_id, follow=False))):
@@ -493,7 +495,7 @@ async def test_a_wrong_key(server: ServerProcess) -> None:
             client.sessions.list()
 
 
-def test_one_client_for_many_threads(blocking_client: Client) -> None:
+def test_one_client_in_many_threads(blocking_client: Client) -> None:
     def work(number: int) -> list[str | None]:
         with blocking_client.sessions.create() as session:
             return [session.execute_command(f"echo {number} {turn}").stdout for turn in range(5)]
@@ -503,7 +505,27 @@ def test_one_client_for_many_threads(blocking_client: Client) -> None:
     assert found == [[f"{number} {turn}\n" for turn in range(5)] for number in range(16)]
 
 
-async def test_a_client_that_blocks_works_inside_a_running_loop(blocking_client: Client) -> None:
+async def test_the_synchronous_client_works_inside_a_running_loop(blocking_client: Client) -> None:
     assert asyncio.get_running_loop()
     with blocking_client.sessions.create() as session:
         assert next(session.stream("print(1)")).model_dump() == {"stream": "stdout", "text": "1\n"}
+
+
+async def test_run_samples_works_in_remote_sessions(async_client: AsyncClient, tmp_path: Path) -> None:
+    async def open_session(sample: tasks.Sample) -> AsyncRemoteSession:
+        return await async_client.sessions.create(dataset=sample.dataset, sample_id=sample.sample_id)
+
+    sample = tasks.Datasets().get("demo").sample("calc-1")
+    agent = tasks.Agent(command="echo '# a change' >> calc.py")
+    summary = await tasks.run_samples([sample], agent, open_session, tmp_path / "run")
+    assert (summary.judged, summary.outcomes) == (1, {"not_solved": 1})
+
+
+def test_a_job_has_the_fields_of_its_verdict() -> None:
+    job = {"job_id": "j", "session_id": "s", "status": "running", "created_at": "2026-01-01T00:00:00Z"}
+    running = Job.model_validate(job)
+    assert (running.outcome, running.is_success, running.score, running.integrity, running.evidence) == (None,) * 5
+    result = {"outcome": "solved", "is_success": True, "score": 1.0, "integrity": "clean", "evidence": ["all passed"]}
+    done = Job.model_validate({**job, "status": "completed", "result": result})
+    for name, value in result.items():
+        assert getattr(done, name) == value

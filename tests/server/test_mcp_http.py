@@ -38,14 +38,14 @@ def base(tmp_path: Path) -> Path:
 class RunningServer:
     """A running `carrel mcp --http`."""
 
-    def __init__(self, process: ForkedProcess, url: str, said: Any) -> None:
+    def __init__(self, process: ForkedProcess, url: str, stderr: Any) -> None:
         self.process = process
         self.url = url
-        self._said = said
+        self._stderr = stderr
 
-    def complaints(self) -> str:
-        self._said.seek(0)
-        return self._said.read().decode()  # type: ignore[no-any-return]
+    def errors(self) -> str:
+        self._stderr.seek(0)
+        return self._stderr.read().decode()  # type: ignore[no-any-return]
 
     async def ended(self) -> int:
         return await asyncio.to_thread(self.process.wait, 120)
@@ -53,15 +53,15 @@ class RunningServer:
 
 @asynccontextmanager
 async def served(base: Path, where: str = "0") -> AsyncIterator[RunningServer]:
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as stderr:
         words = ["-m", "carrel", "mcp", "--base", base, "--http", where]
-        process = preloaded_python().start(words, os.environ, stderr=said)
+        process = preloaded_python().start(words, os.environ, stderr=stderr)
         assert process.stdout is not None
         with process.stdout:
             try:
                 line = await asyncio.to_thread(process.stdout.readline)
                 assert line.startswith("Listening on http://"), line
-                yield RunningServer(process, line.split()[-1].replace("0.0.0.0", "127.0.0.1"), said)
+                yield RunningServer(process, line.split()[-1].replace("0.0.0.0", "127.0.0.1"), stderr)
             finally:
                 process.send_signal(signal.SIGTERM)
                 await asyncio.to_thread(process.wait, 120)
@@ -71,7 +71,7 @@ def text_of(result: Any) -> str:
     return "\n".join(block.text for block in result.content if isinstance(block, types.TextContent))
 
 
-def asked(url: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
+def request(url: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
     """The first question of a client, as it stands in the older protocol."""
     who = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
     question = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": who}
@@ -115,7 +115,7 @@ async def test_large_requests_are_accepted(base: Path) -> None:
 
 async def test_a_client_that_resumes_gets_a_new_stream(base: Path) -> None:
     async with served(base) as front:
-        session = asked(front.url).headers["mcp-session-id"]
+        session = request(front.url).headers["mcp-session-id"]
         headers = {**ACCEPTED, "mcp-session-id": session, "Last-Event-ID": "7"}
         async with httpx.AsyncClient(timeout=60) as http, http.stream("GET", front.url, headers=headers) as stream:
             assert stream.status_code == 200
@@ -128,10 +128,10 @@ async def test_pages_of_other_sites_are_refused(base: Path) -> None:
     async with served(base, "0.0.0.0:0") as front:
         port = front.url.split(":")[2].removesuffix("/mcp")
         here, elsewhere = f"127.0.0.1:{port}", f"pages.example:{port}"
-        assert asked(front.url).status_code == 200
+        assert request(front.url).status_code == 200
         # A program behind a proxy; a browser would have named an origin.
-        assert asked(front.url, {"Host": "carrel.example"}).status_code == 200
-        assert asked(front.url, {"Origin": f"http://{here}"}).status_code == 200
+        assert request(front.url, {"Host": "carrel.example"}).status_code == 200
+        assert request(front.url, {"Origin": f"http://{here}"}).status_code == 200
         for origin, host in (
             ("http://pages.example", here),
             # Its name leads here by now.
@@ -140,16 +140,16 @@ async def test_pages_of_other_sites_are_refused(base: Path) -> None:
             ("null", here),
             ("http://[", here),
         ):
-            refused = asked(front.url, {"Origin": origin, "Host": host})
+            refused = request(front.url, {"Origin": origin, "Host": host})
             assert (origin, refused.status_code) == (origin, 403)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "[::1]"])
 async def test_a_loopback_server_refuses_foreign_host_names(base: Path, host: str) -> None:
     async with served(base, f"{host}:0") as front:
-        assert asked(front.url).status_code == 200
-        assert asked(front.url, {"Host": "pages.example"}).status_code == 421
-        assert asked(front.url, {"Origin": "http://pages.example"}).status_code == 403
+        assert request(front.url).status_code == 200
+        assert request(front.url, {"Host": "pages.example"}).status_code == 421
+        assert request(front.url, {"Origin": "http://pages.example"}).status_code == 403
 
 
 # --- how it ends ------------------------------------------------------------------------------------------------------
@@ -171,17 +171,17 @@ async def test_a_signal_stops_running_code_and_answers_its_caller(
             assert "Session is closed" in text_of(result)
             assert await front.ended() == 0
         assert not _runs("sleep", SECONDS)
-        assert front.complaints() == ""
+        assert front.errors() == ""
 
 
 async def test_an_open_stream_does_not_delay_the_shutdown(base: Path) -> None:
     async with served(base) as front:
-        headers = {**ACCEPTED, "mcp-session-id": asked(front.url).headers["mcp-session-id"]}
+        headers = {**ACCEPTED, "mcp-session-id": request(front.url).headers["mcp-session-id"]}
         async with httpx.AsyncClient(timeout=None) as http, http.stream("GET", front.url, headers=headers) as stream:
             front.process.send_signal(signal.SIGTERM)
             assert [piece async for piece in stream.aiter_bytes()] == []
         assert await front.ended() == 0
-        assert front.complaints() == ""
+        assert front.errors() == ""
 
 
 async def test_a_port_in_use_is_an_error_of_one_line(base: Path) -> None:

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
 
-from carrel.errors import CarrelError, ConfigurationError, ResultsRefused, WorkerLost
+from carrel.errors import CarrelError, ConfigurationError, EnvironmentFailed, ResultsRefused, WorkerLost
 from carrel.execution.config import Mount, is_seconds
 from carrel.execution.executor import CommandResult
 from carrel.execution.subprocess_executor import SubprocessExecutor
@@ -28,7 +28,7 @@ from carrel.tasks.environment import PreparedSample, open_executor, prepare_samp
 from carrel.tasks.sample import Sample
 from carrel.tasks.stats import Attempt, Summary, summarize
 from carrel.tasks.verification.verifier import infrastructure_failure, verify
-from carrel.wire.verification import Integrity, Outcome, VerificationResult
+from carrel.wire.verification import Integrity, Job, Outcome, VerificationResult
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -81,7 +81,7 @@ class TaskSession(Protocol):
     def id(self) -> str: ...
     async def execute_command(self, command: str, *, timeout: float | None = ...) -> CommandOutcome: ...
     async def diff(self) -> str: ...
-    async def verify(self) -> VerificationResult: ...
+    async def verify(self) -> VerificationResult | Job: ...
     async def close(self) -> None: ...
 
 
@@ -496,6 +496,16 @@ async def _make_attempt(
     return result
 
 
+def _verdict_of(verified: VerificationResult | Job) -> VerificationResult:
+    """Return the verdict of a local session, or the result of a remote session's job."""
+    if isinstance(verified, VerificationResult):
+        return verified
+    if verified.result is None:
+        reason = verified.error.message if verified.error else f"the verification is {verified.status}"
+        raise EnvironmentFailed(reason)
+    return verified.result
+
+
 async def _solve_and_judge(
     session: TaskSession, sample: Sample, agent: Solver, result: TaskResult, folder: Path
 ) -> None:
@@ -517,7 +527,7 @@ async def _solve_and_judge(
             patch = await session.diff()
         except WorkerLost:
             patch = ""
-        verdict = await session.verify()
+        verdict = _verdict_of(await session.verify())
     except (CarrelError, OSError) as problem:
         verdict = infrastructure_failure(sample, problem)
     result.judge(verdict)

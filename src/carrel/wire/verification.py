@@ -174,6 +174,27 @@ class Job(Answer):
         """Whether the verification has ended."""
         return self.status in ("completed", "error", "cancelled")
 
+    @property
+    def outcome(self) -> Outcome | None:
+        """The outcome of the result; None without a result, as in the next four."""
+        return self.result.outcome if self.result else None
+
+    @property
+    def is_success(self) -> bool | None:
+        return self.result.is_success if self.result else None
+
+    @property
+    def score(self) -> float | None:
+        return self.result.score if self.result else None
+
+    @property
+    def integrity(self) -> Integrity | None:
+        return self.result.integrity if self.result else None
+
+    @property
+    def evidence(self) -> list[str] | None:
+        return self.result.evidence if self.result else None
+
     def without_tests(self) -> Job:
         """Return the job as a key with the scope `agent` may see it: nothing that names or shows a test."""
         result = self.result and VerificationResult(**self.result.model_dump(include=_SHOWN_TO_AGENTS))

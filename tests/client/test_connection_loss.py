@@ -30,9 +30,7 @@ async def cut_after(relay: Relay, seconds: float) -> None:
     relay.cut()
 
 
-async def test_a_command_whose_connection_breaks_is_run_once_and_found_again(
-    server: ServerProcess, relay: Relay
-) -> None:
+async def test_a_command_is_run_once_if_the_connection_breaks(server: ServerProcess, relay: Relay) -> None:
     async with AsyncClient(base_url=relay.url, api_key=server.key) as client, await client.sessions.create() as session:
         command = session.execute_command("echo x >> times; sleep 1; wc -l < times")
         done, _ = await asyncio.gather(command, cut_after(relay, 0.5))
@@ -55,7 +53,7 @@ async def test_streamed_output_over_a_broken_connection_is_completed(server: Ser
         assert done.stdout.split() == ["one", "two", "1"]
 
 
-async def test_a_session_is_made_once(server: ServerProcess, relay: Relay) -> None:
+async def test_a_session_is_created_once(server: ServerProcess, relay: Relay) -> None:
     async with AsyncClient(base_url=relay.url, api_key=server.key) as client:
         before = (await client.sessions.list()).total_count
         making = asyncio.ensure_future(client.sessions.create(dataset="demo", sample_id="slug-1"))
@@ -69,7 +67,7 @@ async def test_a_session_is_made_once(server: ServerProcess, relay: Relay) -> No
         await session.close()
 
 
-async def test_code_whose_line_breaks_is_stopped_and_said_to_be(server: ServerProcess, relay: Relay) -> None:
+async def test_code_is_stopped_if_the_connection_breaks(server: ServerProcess, relay: Relay) -> None:
     async with (
         AsyncClient(base_url=server.url, api_key=server.key) as direct,
         await direct.sessions.create() as session,
@@ -82,7 +80,7 @@ async def test_code_whose_line_breaks_is_stopped_and_said_to_be(server: ServerPr
         assert (await session.run("x")).value == 5
 
 
-async def test_events_go_on_after_the_line_broke_without_a_gap(server: ServerProcess, relay: Relay) -> None:
+async def test_events_continue_without_a_gap(server: ServerProcess, relay: Relay) -> None:
     async with (
         AsyncClient(base_url=server.url, api_key=server.key) as direct,
         await direct.sessions.create() as session,
@@ -103,7 +101,7 @@ async def test_events_go_on_after_the_line_broke_without_a_gap(server: ServerPro
         assert seen == [event.seq async for event in session.events()]
 
 
-def test_the_client_that_blocks_goes_on_too(server: ServerProcess, relay: Relay) -> None:
+def test_events_of_the_synchronous_client_continue_too(server: ServerProcess, relay: Relay) -> None:
     with Client(base_url=relay.url, api_key=server.key) as client, client.sessions.create() as session:
         cutting = threading.Timer(0.5, relay.cut)
         cutting.start()
@@ -137,7 +135,7 @@ async def test_a_server_that_ends_while_a_command_runs(tmp_path: Path, how: sign
         server.stop()
 
 
-async def test_a_server_that_starts_late_is_waited_for(tmp_path: Path) -> None:
+async def test_requests_wait_for_a_server_that_is_starting(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "server").start()
     server.stop()
     later = threading.Timer(0.5, server.start)

@@ -20,8 +20,8 @@ from carrel.errors import (
 )
 
 
-def refused(status: int, said: object = None, **headers: str) -> Exception:
-    body = b"" if said is None else json.dumps(said).encode()
+def refused(status: int, detail: object = None, **headers: str) -> Exception:
+    body = b"" if detail is None else json.dumps(detail).encode()
     return error_from(status, body, {name.replace("_", "-"): value for name, value in headers.items()}, "do it")
 
 
@@ -41,7 +41,7 @@ def refused(status: int, said: object = None, **headers: str) -> Exception:
         (503, ServerFailed, RuntimeError),
     ],
 )
-def test_each_number_has_its_error(status: int, error: type[RemoteError], builtin: type[Exception]) -> None:
+def test_each_status_has_its_error(status: int, error: type[RemoteError], builtin: type[Exception]) -> None:
     found = refused(status, {"detail": "so it is"})
     assert type(found) is error
     assert isinstance(found, builtin)
@@ -50,11 +50,11 @@ def test_each_number_has_its_error(status: int, error: type[RemoteError], builti
     assert str(found).startswith("do it: so it is")
 
 
-def test_without_a_key_it_says_where_to_put_one() -> None:
+def test_a_missing_key_has_a_hint() -> None:
     assert str(refused(401, {"detail": "no key"})) == "do it: no key. Give api_key= or set CARREL_API_KEY."
 
 
-def test_wrong_fields_are_named() -> None:
+def test_invalid_fields_are_named() -> None:
     wrong = [{"loc": ["body", "command"], "msg": "Field required", "type": "missing"}, {"msg": "bad"}, "odd"]
     assert str(refused(422, {"detail": wrong})) == "do it: body.command: Field required; bad; odd"
 
@@ -71,11 +71,11 @@ def test_wrong_fields_are_named() -> None:
         (b'{"detail": null, "code": null}', "do it: no reason given (HTTP 500)"),
     ],
 )
-def test_whatever_the_body_is_there_is_an_error(body: bytes, words: str) -> None:
+def test_any_body_becomes_an_error(body: bytes, words: str) -> None:
     assert str(error_from(500, body, {}, "do it")) == words
 
 
-def test_long_words_are_cut() -> None:
+def test_long_messages_are_cut() -> None:
     assert len(str(refused(500, {"detail": "x" * 100_000}))) < 3000
 
 
@@ -89,7 +89,7 @@ def test_long_words_are_cut() -> None:
         (409, "IsADirectoryError", IsADirectoryError),
     ],
 )
-def test_an_error_that_is_named_is_raised_as_it_would_be_here(status: int, code: str, error: type[Exception]) -> None:
+def test_errors_of_the_session_are_raised_with_their_class(status: int, code: str, error: type[Exception]) -> None:
     found = refused(status, {"detail": "why", "code": code})
     assert type(found) is error
     assert "why" in str(found)
@@ -98,28 +98,28 @@ def test_an_error_that_is_named_is_raised_as_it_would_be_here(status: int, code:
 
 
 @pytest.mark.parametrize("code", ["", "SystemExit", "KeyboardInterrupt", "__class__", "os.system", "Exception"])
-def test_a_name_that_is_no_error_of_ours_is_not_taken(code: str) -> None:
+def test_unknown_error_names_are_ignored(code: str) -> None:
     assert exception_named(code) is None
     assert type(refused(404, {"detail": "x", "code": code})) is NotFoundThere
 
 
 @pytest.mark.parametrize(("status", "error"), [(401, KeyNotAccepted), (429, TooMany), (503, ServerFailed)])
-def test_what_the_server_itself_cannot_do_is_no_error_of_a_session(status: int, error: type[RemoteError]) -> None:
+def test_failures_of_the_server_are_not_errors_of_the_session(status: int, error: type[RemoteError]) -> None:
     assert type(refused(status, {"detail": "x", "code": "SessionBusy"})) is error
 
 
-def test_every_error_that_a_server_may_name_can_be_made_from_its_words() -> None:
+def test_every_error_can_be_created_from_its_message() -> None:
     for name, error in vars(errors).items():
         if isinstance(error, type) and issubclass(error, errors.CarrelError):
             assert type(refused(409, {"detail": "x", "code": name})) in (error, NotNow)
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"),
+    ("detail", "seconds"),
     [("5", 5.0), ("0.5", 0.5), ("", None), ("-1", None), ("inf", None), ("nan", None)],
 )
-def test_when_to_ask_again(said: str, seconds: float | None) -> None:
-    assert retry_after({"retry-after": said}) == seconds
-    told = refused(429, {"detail": "full"}, retry_after=said)
-    assert isinstance(told, TooMany)
-    assert told.retry_after == seconds
+def test_retry_after(detail: str, seconds: float | None) -> None:
+    assert retry_after({"retry-after": detail}) == seconds
+    error = refused(429, {"detail": "full"}, retry_after=detail)
+    assert isinstance(error, TooMany)
+    assert error.retry_after == seconds
