@@ -16,8 +16,10 @@ class ConfigurationError(CarrelError, ValueError):
 class MissingExtra(ConfigurationError, ImportError):
     """A feature needs packages that are not installed; the message has the command that installs them."""
 
-    def __init__(self, feature: str, extra: str) -> None:
-        super().__init__(f"{feature} packages that are not installed; pip install 'carrel-sessions[{extra}]'")
+    def __init__(self, feature: str, extra: str = "") -> None:
+        """`feature` ends with a verb (`the server needs`); without an extra it is the whole message."""
+        missing = f" packages that are not installed; pip install 'carrel-sessions[{extra}]'" if extra else ""
+        super().__init__(f"{feature}{missing}")
 
 
 class StorageError(CarrelError):

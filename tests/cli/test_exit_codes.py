@@ -146,35 +146,6 @@ def test_ctrl_c_is_the_normal_end_of_tail(at_terminal: Any, stars: str) -> None:
     assert "Traceback" not in terminal.shown
 
 
-def test_help_and_version(carrel: Any) -> None:
-    assert carrel("--version").stdout.startswith("carrel 0.")
-    assert carrel("--help").stdout == carrel().stdout
-    assert "sessions" in carrel("-h").stdout
-    assert carrel("sessions", "--help").stdout == carrel("sessions").stdout
-    assert "--entries" in carrel("sessions", "show", "--help").stdout
-
-
-def test_help_loads_neither_tables_nor_the_store() -> None:
-    script = (
-        "import sys\nsys.argv = ['carrel', 'sessions', '--help']\nfrom carrel.cli import main\nassert main() == 0\n"
-        "print({'rich', 'jinja2', 'numpy', 'sqlite3', 'carrel.conversation.store'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines()[-1] == "set()"
-
-
-@pytest.mark.parametrize("start", [["-m", "carrel"], ["-m", "carrel.cli"]])
-def test_it_can_be_started_as_a_module(start: list[str]) -> None:
-    done = subprocess.run([sys.executable, *start, "--version"], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.startswith("carrel ")
-
-
-def test_the_installed_command_is_the_same() -> None:
-    program = Path(sys.executable).parent / "carrel"
-    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.startswith("carrel ")
-
-
 def test_a_closed_standard_output_is_no_error(environment: dict[str, str], tmp_path: Path) -> None:
     words = [sys.executable, "-m", "carrel", "sessions", "list"]
     done = subprocess.run(

@@ -42,7 +42,7 @@ def short_ids(every: Iterable[str]) -> Callable[[str], str]:
 
 def _shared(one: str, other: str) -> int:
     return next(
-        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+        (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )
 
 
@@ -128,8 +128,8 @@ def _summed(counts: Iterable[dict[str, int]]) -> Counter[str]:
     return total
 
 
-def print_usage(spent: "carrel.Usage") -> None:
-    has_cost = spent.total.cost is not None
+def print_usage(usage: "carrel.Usage") -> None:
+    has_cost = usage.total.cost is not None
     numbers = [
         Column(title, justify="right", may_go=title.startswith("CACHE"))
         for title in ("INPUT", "OUTPUT", "CACHE READ", "CACHE WRITE", "TOTAL")
@@ -147,15 +147,15 @@ def print_usage(spent: "carrel.Usage") -> None:
         price = "" if tokens.cost is None else f"{tokens.cost:,.4f}"
         return [*(f"{count:,}" for count in counts), *([price] if has_cost else [])]
 
-    models = [[model, *row(tokens)] for model, tokens in spent.models.items()]
-    print_table([Column("MODEL", gives_way=True), *numbers, *cost], [*models, ["all", *row(spent.total)]])
-    if spent.inherited_through_seq:
+    models = [[model, *row(tokens)] for model, tokens in usage.models.items()]
+    print_table([Column("MODEL", gives_way=True), *numbers, *cost], [*models, ["all", *row(usage.total)]])
+    if usage.inherited_through_seq:
         print_text(
-            f"Entries up to {spent.inherited_through_seq} came with the fork and are counted where they were made.",
+            f"Entries up to {usage.inherited_through_seq} are copies and are counted in the original session.",
             "dim",
         )
-    if spent.unpriced:
-        print_text(f"No price for {', '.join(spent.unpriced)}.", "yellow")
+    if usage.unpriced:
+        print_text(f"No price for {', '.join(usage.unpriced)}.", "yellow")
 
 
 def print_hits(hits: Sequence["SearchHit"], short: Callable[[str], str]) -> None:
@@ -174,12 +174,12 @@ def print_hits(hits: Sequence["SearchHit"], short: Callable[[str], str]) -> None
 
 def marked(hit: "SearchHit") -> "Text":
     """The snippet with the words that were asked for made to stand out."""
-    text, place = safe_text(""), 0
+    text, position = safe_text(""), 0
     for start, end in sorted(hit.marks):
-        text.append_text(safe_text(hit.snippet[place:start]))
-        text.append_text(safe_text(hit.snippet[max(place, start) : end], "bold yellow"))
-        place = max(place, end)
-    return text.append_text(safe_text(hit.snippet[place:]))
+        text.append_text(safe_text(hit.snippet[position:start]))
+        text.append_text(safe_text(hit.snippet[max(position, start) : end], "bold yellow"))
+        position = max(position, end)
+    return text.append_text(safe_text(hit.snippet[position:]))
 
 
 def print_message(message: ConversationMessage, *, seq: int | None = None, whole: bool = False) -> None:

@@ -5,6 +5,7 @@ import os
 import platform
 import shutil
 import tempfile
+import textwrap
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -18,7 +19,7 @@ import typer
 import carrel
 from carrel.cli.exit_codes import MACHINE_LACKS
 from carrel.cli.options import RUN, Base, Json, command, resolve_base
-from carrel.cli.output import print_indented, print_json, print_text, safe_text
+from carrel.cli.output import console, print_indented, print_json, print_text, safe_text
 from carrel.embedding import choose_embedder
 from carrel.errors import CarrelError
 from carrel.execution.capabilities import Part, can_confine, engine_parts, probe
@@ -96,7 +97,10 @@ async def doctor(
 
 def _print_part(part: Part) -> None:
     mark = safe_text("yes ", "green") if part.in_force else safe_text("no  ", "yellow")
-    print_indented(mark.append_text(safe_text(part.what)))
+    first, *more = textwrap.wrap(part.what, max(20, console().width - 6)) or [""]
+    print_indented(mark.append_text(safe_text(first)))
+    for line in more:
+        print_indented(safe_text(line), 6)
     for text in (part.why, f"→ {part.how_to_get_it}" if part.how_to_get_it else ""):
         if text and not part.in_force:
             print_indented(safe_text(text, "dim"), 6)

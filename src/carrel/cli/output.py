@@ -1,16 +1,20 @@
-"""What is printed: tables and messages for people, JSON for programs; nothing printed can act on a terminal."""
+"""Printing: tables and text for people, JSON for programs; control characters never reach a terminal."""
 
 import json
+import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import orjson
 
+from carrel.cli.exit_codes import WrongUsage
+from carrel.errors import StorageError
 from carrel.text import (
     escape_control_chars_in_json,
     neutralize_control_chars,
@@ -23,8 +27,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-LEAST_WIDTH = 20
-"""What is left of a shortened column before another has to go."""
+MIN_WIDTH = 20
+"""Width to which a column is shortened before other columns are left out."""
 
 
 def is_terminal() -> bool:
@@ -33,19 +37,19 @@ def is_terminal() -> bool:
 
 @lru_cache(maxsize=1)
 def console() -> "Console":
-    """Where people read. Without a terminal there is no width, so nothing is cut and no id is broken."""
+    """Return the console on standard output. Without a terminal it is very wide, so that nothing is cut."""
     from rich.console import Console  # noqa: PLC0415 -- slow to load, and `--json` and `--help` do without
 
     class Screen(Console):
         def on_broken_pipe(self) -> None:
-            # Called while the error is being handled; rich would exit with 1, and that is told in `ending`.
+            # Called while the error is handled; rich would exit with 1, but `run_cli` sets the exit code.
             raise
 
     return Screen(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 100_000)
 
 
 def safe_text(text: object, style: str = "") -> "Text":
-    """Text from anywhere, made harmless; never read as markup."""
+    """Return untrusted text without control characters; it is never parsed as markup."""
     from rich.text import Text  # noqa: PLC0415 -- see `console`
 
     return Text(neutralize_control_chars(text), style=style)
@@ -56,7 +60,7 @@ def print_text(text: object = "", style: str = "") -> None:
 
 
 def print_indented(text: "Text", by: int = 2) -> None:
-    """Text set in a little from the left, also where it is wrapped."""
+    """Print text with an indentation, also where it is wrapped."""
     if not is_terminal():
         _write("\n".join(" " * by + line for line in text.plain.split("\n")))
         return
@@ -66,22 +70,22 @@ def print_indented(text: "Text", by: int = 2) -> None:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document."""
+    """Print a JSON document."""
     _write(json_text(value))
 
 
 def print_json_line(value: Any) -> None:
-    """One JSON document on one line, handed on at once."""
+    """Print a JSON document on one line, without buffering."""
     _write(json_text(value, 0))
     sys.stdout.flush()
 
 
 def json_text(value: Any, option: int = orjson.OPT_INDENT_2) -> str:
-    """Data as JSON; nothing in it can act on a terminal."""
+    """Return data as JSON, with control characters escaped."""
     try:
         return escape_control_chars_in_json(orjson.dumps(value, option=option).decode())
     except TypeError:
-        # Integers of any size, lone surrogates: legal in a log, and JSON can say them.
+        # Big integers and lone surrogates are valid in a log and in JSON, but not for orjson.
         return json.dumps(value, indent=2 if option else None)
 
 
@@ -91,67 +95,69 @@ def _write(text: str) -> None:
 
 @dataclass(frozen=True)
 class Column:
+    """A column of a table."""
+
     title: str
     style: str = ""
     justify: Literal["left", "right"] = "left"
     gives_way: bool = False
-    """Takes what room the others leave; at a terminal it is shortened first."""
+    """At a terminal that is too narrow, this column is shortened first."""
     may_go: bool = False
-    """Left out where a terminal is too narrow for all."""
+    """At a terminal that is still too narrow, this column is left out."""
 
 
 def print_table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
-    """At a terminal as wide as that is; in a pipe as wide as it takes, so that nothing is cut."""
+    """Print a table that fits the terminal; without a terminal nothing is cut."""
     from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 -- see `console`
 
     table = [[column.title for column in columns], *([single_line(cell) for cell in row] for row in rows)]
-    widths = [max(cell_len(row[place]) for row in table) for place in range(len(columns))]
+    widths = [max(cell_len(row[index]) for row in table) for index in range(len(columns))]
     shown = _fitted(columns, widths) if is_terminal() else list(range(len(columns)))
     for number, row in enumerate(table):
         line = safe_text("")
-        for place in shown:
-            column, text = columns[place], row[place]
-            if cell_len(text) > widths[place]:
-                text = set_cell_size(text, widths[place] - 1) + "…"
-            padding = " " * (widths[place] - cell_len(text))
+        for index in shown:
+            column, text = columns[index], row[index]
+            if cell_len(text) > widths[index]:
+                text = set_cell_size(text, widths[index] - 1) + "…"
+            padding = " " * (widths[index] - cell_len(text))
             cell = padding + text if column.justify == "right" else text + padding
-            line.append(cell if place == shown[-1] else f"{cell}  ", style="bold" if number == 0 else column.style)
+            line.append(cell if index == shown[-1] else f"{cell}  ", style="bold" if number == 0 else column.style)
         line.rstrip()
         console().print(line, no_wrap=True, overflow="ignore", crop=False)
 
 
 def _fitted(columns: Sequence[Column], widths: list[int]) -> list[int]:
-    """The columns for which there is room; shortens the one that gives way in `widths`."""
+    """Return the columns that fit; shorten the one that gives way in `widths`."""
     shown = list(range(len(columns)))
-    wide = next((place for place in shown if columns[place].gives_way), None)
+    wide = next((index for index in shown if columns[index].gives_way), None)
 
     def missing() -> int:
-        return sum(widths[place] for place in shown) + 2 * (len(shown) - 1) - console().width
+        return sum(widths[index] for index in shown) + 2 * (len(shown) - 1) - console().width
 
     while missing() > 0:
-        if wide is not None and widths[wide] > LEAST_WIDTH:
-            widths[wide] = max(LEAST_WIDTH, widths[wide] - missing())
+        if wide is not None and widths[wide] > MIN_WIDTH:
+            widths[wide] = max(MIN_WIDTH, widths[wide] - missing())
             continue
-        last = next((place for place in reversed(shown) if columns[place].may_go), None)
+        last = next((index for index in reversed(shown) if columns[index].may_go), None)
         if last is None:
             if wide is not None:
                 widths[wide] = max(1, widths[wide] - missing())
             break
-        # There is room again, which the shortened one may take.
+        # The shortened column can use the space of the one that was left out.
         shown.remove(last)
         if wide is not None and missing() < 0:
             widths[wide] -= missing()
     return shown
 
 
-def when(given: object) -> str:
-    """How long ago, for a person at a terminal; the time itself for everyone else."""
-    moment = parse_time(given)
+def when(value: object) -> str:
+    """Return how long ago a time was; without a terminal, the time itself."""
+    moment = parse_time(value)
     if moment is None or not is_terminal():
-        return str(given or "")
+        return str(value or "")
     seconds = (datetime.now(UTC) - moment).total_seconds()
-    if seconds < -60:  # by a clock that was ahead
-        return readable_time(given)
+    if seconds < -60:  # written by a clock that is ahead
+        return readable_time(value)
     for unit, length in (("year", 31_536_000), ("month", 2_592_000), ("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if seconds >= length:
             count = int(seconds // length)
@@ -160,8 +166,38 @@ def when(given: object) -> str:
 
 
 def write_raw(text: str) -> None:
-    """Text as it is: for a file or another program."""
+    """Write text unchanged, for a file or another program."""
     sys.stdout.write(text)
+
+
+async def write_file(path: Path, pieces: AsyncIterator[str]) -> int:
+    """Write a complete file or leave the existing one unchanged; devices and pipes are written to directly."""
+    if not path.parent.is_dir():
+        raise WrongUsage(f"there is no folder {path.parent}")
+    if path.is_dir():
+        raise WrongUsage(f"{path} is a folder, not a file")
+    if path.exists() and not path.is_file():
+        return await _write_pieces(path, pieces)
+    path = path.resolve()
+    temporary = path.with_name(f".{path.name[:40]}.{os.urandom(4).hex()}.part")
+    try:
+        size = await _write_pieces(temporary, pieces)
+        temporary.replace(path)
+    except StorageError:
+        raise
+    except OSError as problem:
+        raise OSError(problem.errno, problem.strerror, str(path)) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return size
+
+
+async def _write_pieces(path: Path, pieces: AsyncIterator[str]) -> int:
+    size = 0
+    with path.open("wb") as file:
+        async for piece in pieces:
+            size += file.write(piece.encode())
+    return size
 
 
 def flush() -> None:
@@ -169,7 +205,7 @@ def flush() -> None:
 
 
 def plain_data(thing: Any) -> Any:
-    """A pydantic model, a dataclass or a named tuple as what JSON can say."""
+    """Return a pydantic model, a dataclass or a named tuple as plain data."""
     if hasattr(thing, "model_dump"):
         return thing.model_dump()
     if is_dataclass(thing) and not isinstance(thing, type):
@@ -178,14 +214,14 @@ def plain_data(thing: Any) -> Any:
 
 
 class Step(Protocol):
-    """Moves a bar on by one; `total` sets its length where that is known only later, and moves nothing."""
+    """Advances a progress bar by one; with `total`, sets its length instead."""
 
     def __call__(self, text: str, total: int | None = None) -> None: ...
 
 
 @contextmanager
 def progress(total: int | None, what: str, *, among_lines: bool = False) -> Iterator[Step]:
-    """On standard error; with `among_lines` where they are printed, below them. `done(text)` moves it on by one."""
+    """Show a progress bar on standard error; with `among_lines`, below printed lines. `done(text)` advances it."""
     from rich.console import Console  # noqa: PLC0415 -- slow to load
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 

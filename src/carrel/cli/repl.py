@@ -10,7 +10,7 @@ import keyword
 import re
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,43 +33,41 @@ app = typer.Typer()
 def repl(base: Base = None, timeout: Timeout = 0.0, network: Network = True) -> None:
     """Type Python in an interactive session."""
     folder = resolve_base(base)
-    with background_loop() as wait:
+    with contextlib.closing(BackgroundLoop()) as loop:
         session = carrel.Session.from_base(folder, timeout=timeout or None, network=network, on_error="skip")
         try:
-            wait(session.start())
-            Repl(session, wait, folder / "repl-history").serve()
+            loop.run(session.start())
+            Repl(session, loop, folder / "repl-history").serve()
         finally:
-            wait(session.close())
+            loop.run(session.close())
 
 
-Wait = Callable[[Coroutine[Any, Any, Any]], Any]
+class BackgroundLoop:
+    """An event loop in a thread, in which the session works while the main thread waits for input."""
 
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="carrel-session", daemon=True)
+        self._thread.start()
 
-@contextlib.contextmanager
-def background_loop() -> Iterator[Wait]:
-    """Run an event loop in a thread, so that the session works while the main thread waits for input."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="carrel-session", daemon=True)
-    thread.start()
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T]":
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def wait(coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self.submit(coroutine).result()
 
-    wait.loop = loop  # type: ignore[attr-defined]
-    try:
-        yield wait
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
 class Repl:
     """Reads inputs, runs them in the session and prints the results."""
 
-    def __init__(self, session: "carrel.Session", wait: Wait, history: Path) -> None:
+    def __init__(self, session: "carrel.Session", loop: BackgroundLoop, history: Path) -> None:
         self._session = session
-        self._wait = wait
+        self._loop = loop
         self._history = history
         self._compile = codeop.CommandCompiler()
         self._compile.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -116,13 +114,13 @@ class Repl:
 
     def _execute(self, text: str) -> None:
         task = self._command(text[1:]) if text.startswith("!") else self._code(text)
-        waiting = asyncio.run_coroutine_threadsafe(task, self._wait.loop)  # type: ignore[attr-defined]
+        running = self._loop.submit(task)
         while True:
             try:
-                waiting.result()
+                running.result()
                 return
             except KeyboardInterrupt:
-                asyncio.run_coroutine_threadsafe(self._stop(waiting), self._wait.loop)  # type: ignore[attr-defined]
+                self._loop.submit(self._stop(running))
             except concurrent.futures.CancelledError:
                 write_stream(sys.stderr, "stopped\n")
                 return
@@ -130,9 +128,9 @@ class Repl:
                 write_stream(sys.stderr, f"{type(problem).__name__}: {problem}\n")
                 return
 
-    async def _stop(self, waiting: "concurrent.futures.Future[None]") -> None:
+    async def _stop(self, running: "concurrent.futures.Future[None]") -> None:
         if not await self._session.interrupt():
-            waiting.cancel()
+            running.cancel()
 
     async def _code(self, text: str) -> None:
         result = await run_printing(self._session, text)
@@ -177,7 +175,7 @@ class Repl:
             if not readline.get_line_buffer()[: readline.get_endidx()].strip():
                 return "    "  # at the beginning of a line, Tab indents
             try:
-                self._matches = self._wait(self._completions(text))
+                self._matches = self._loop.run(self._completions(text))
             except (carrel.CarrelError, OSError):
                 self._matches = []
         return self._matches[number] if number < len(self._matches) else None

@@ -36,7 +36,16 @@ from carrel.cli.options import (
     read_prices,
     resolve_base,
 )
-from carrel.cli.output import flush, is_terminal, plain_data, print_json, print_json_line, print_text, write_raw
+from carrel.cli.output import (
+    flush,
+    is_terminal,
+    plain_data,
+    print_json,
+    print_json_line,
+    print_text,
+    write_file,
+    write_raw,
+)
 from carrel.storage.files.store import FileStore
 from carrel.text import count_messages, escape_control_chars_in_json, readable_size, readable_time
 from carrel.tracing import TraceLog
@@ -385,7 +394,7 @@ async def export(
             async for piece in pieces:
                 write_raw(escape(piece))
             return
-        size = await _write_file(output, pieces)
+        size = await write_file(output, pieces)
     if as_json:
         print_json({"session_id": id_, "format": chosen, "path": str(output.absolute()), "bytes": size})
     else:
@@ -394,36 +403,6 @@ async def export(
 
 async def _one_piece(text: str) -> AsyncIterator[str]:
     yield text
-
-
-async def _write_file(path: Path, pieces: AsyncIterator[str]) -> int:
-    """Write a complete file or leave the existing one unchanged; devices and pipes are written to directly."""
-    if not path.parent.is_dir():
-        raise WrongUsage(f"there is no folder {path.parent}")
-    if path.is_dir():
-        raise WrongUsage(f"{path} is a folder, not a file")
-    if path.exists() and not path.is_file():
-        return await _write_pieces(path, pieces)
-    path = path.resolve()
-    temporary = path.with_name(f".{path.name[:40]}.{os.urandom(4).hex()}.part")
-    try:
-        size = await _write_pieces(temporary, pieces)
-        temporary.replace(path)
-    except carrel.StorageError:
-        raise
-    except OSError as problem:
-        raise OSError(problem.errno, problem.strerror, str(path)) from None
-    finally:
-        temporary.unlink(missing_ok=True)
-    return size
-
-
-async def _write_pieces(path: Path, pieces: AsyncIterator[str]) -> int:
-    size = 0
-    with path.open("wb") as file:
-        async for piece in pieces:
-            size += file.write(piece.encode())
-    return size
 
 
 @command(app, "import", panel=COPY, example="carrel sessions import ~/.claude/projects")
