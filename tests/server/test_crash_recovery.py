@@ -82,7 +82,9 @@ def test_killed_at_any_moment_of_a_session(new_server: NewServer, moment: float)
                     answer = run_command(client, session, f"echo {session}")
                     answered[session] = answer
                     client.post(f"/sessions/{session}/verify", headers={"Prefer": "wait=0.05"})
+                    fork = client.post(f"/sessions/{session}/fork").json().get("session_id", session)
                     client.delete(f"/sessions/{session}")
+                    client.delete(f"/sessions/{fork}")
             except httpx.TransportError:
                 return
 
@@ -96,13 +98,20 @@ def test_killed_at_any_moment_of_a_session(new_server: NewServer, moment: float)
     server.kill()
     for worker in workers:
         worker.join()
+    for _ in range(2):  # It is killed again when it has started.
+        server.start()
+        server.kill()
     server.start()
     assert answered
+    assert list((server.data / "server" / "live" / "main").iterdir()) == []
     with server.client() as client:
         for session, answer in answered.items():
             kept = client.get(f"/sessions/{session}/interactions/{answer['interaction_id']}").json()
             assert kept["stdout"] == f"{session}\n"
-        assert not {each["status"] for each in client.get("/sessions").json()["sessions"]} & {"creating", "ready"}
+        listed = client.get("/sessions").json()["sessions"]
+        assert not {each["status"] for each in listed} & {"creating", "ready"}
+        assert set(answered) <= {each["session_id"] for each in listed}
+        assert len({each["session_id"] for each in listed}) == len(listed)
 
 
 def test_a_request_repeated_after_a_kill_is_not_done_twice(new_server: NewServer) -> None:

