@@ -154,7 +154,7 @@ async def test_a_session_is_continued_and_never_overwritten(folder: FileStore, b
 
 
 class Stopping:
-    """A store that somebody stops using at one of its writes, before or after it is done."""
+    """A store that fails at one of its writes, before or after it is done."""
 
     def __init__(self, store: Store, writes: int) -> None:
         self._store, self._left = store, writes

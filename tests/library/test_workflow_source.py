@@ -17,7 +17,7 @@ from carrel.library.workflows.source import (
 
 FETCH = '''
 """Fetch JSON from a URL."""
-import requests_that_nobody_has
+import no_such_package
 
 async def run(url: str, tries: int = 3, *, headers: "dict[str, str] | None" = None, wait=BASE * 2) -> dict:
     """Get it.

@@ -1,4 +1,4 @@
-"""MCP servers of all kinds to talk to, each closed after its test, with nothing of it left."""
+"""MCP and HTTP servers, each closed after its test."""
 
 import asyncio
 import os
@@ -12,14 +12,14 @@ import pytest
 from carrel.library.tools.definitions import McpDefinition
 from carrel.library.tools.mcp import McpProvider
 from carrel.library.tools.secrets import Secrets
-from tests.library.remote.web import Answer, Asked, Web
 from tests.support.ports import free_port
+from tests.support.web_server import Answer, WebRequest, WebServer
 
 SERVERS = Path(__file__).parent / "servers"
 
 
 async def answers(port: int) -> None:
-    """Wait until somebody listens there."""
+    """Wait until a server listens on this port."""
     while True:
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -32,7 +32,7 @@ async def answers(port: int) -> None:
 
 
 async def until(happened: Callable[[], bool]) -> None:
-    """Wait for something to be so; a test that waits in vain fails by its own time."""
+    """Wait until a condition is true."""
     while True:
         if happened():
             return
@@ -107,12 +107,12 @@ def open_files() -> int:
 
 
 @pytest.fixture
-def web() -> Iterator[Callable[[Callable[[Asked], Answer]], Web]]:
-    """Serve on loopback: `web(lambda asked: Answer({"x": 1}))`."""
-    started: list[Web] = []
+def web() -> Iterator[Callable[[Callable[[WebRequest], Answer]], WebServer]]:
+    """Serve on loopback: `web(lambda request: Answer({"x": 1}))`."""
+    started: list[WebServer] = []
 
-    def serve(answer: Callable[[Asked], Answer]) -> Web:
-        started.append(Web(answer))
+    def serve(answer: Callable[[WebRequest], Answer]) -> WebServer:
+        started.append(WebServer(answer))
         return started[-1]
 
     yield serve

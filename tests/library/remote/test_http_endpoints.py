@@ -15,10 +15,10 @@ from carrel.library.tools.definitions import HttpDefinition
 from carrel.library.tools.http import LONGEST_ERROR, LONGEST_ERROR_READ, HttpProvider
 from carrel.library.tools.secrets import Secrets
 from carrel.library.tools.tool import ToolProvider
-from tests.library.remote.web import Answer, Asked, Web
 from tests.support.ports import free_port
+from tests.support.web_server import Answer, WebRequest, WebServer
 
-Serve = Callable[[Callable[[Asked], Answer]], Web]
+Serve = Callable[[Callable[[WebRequest], Answer]], WebServer]
 ENDPOINTS: dict[str, Any] = {
     "get_repo": {"method": "GET", "path": "/repos/{owner}/{repo}", "description": "Repository metadata"},
     "search": {
@@ -60,7 +60,7 @@ async def call(
     return await provider.call(tools[f"git.{name}"], arguments, stream)
 
 
-async def test_an_endpoint_is_a_tool_with_the_parameters_of_its_path_first(service: Any) -> None:
+async def test_path_parameters_of_an_endpoint_come_first(service: Any) -> None:
     provider = service("http://127.0.0.1:1")
     assert isinstance(provider, ToolProvider)
     tools = {tool.name: tool for tool in await provider.definitions()}
@@ -75,15 +75,15 @@ async def test_an_endpoint_is_a_tool_with_the_parameters_of_its_path_first(servi
     assert (tools["git.head"].timeout, tools["git.head"].approval, repo.timeout) == (5, "ask", 60)
 
 
-async def test_arguments_go_where_they_belong(web: Serve, service: Any) -> None:
-    served = web(lambda asked: Answer({"path": asked.path}))
+async def test_where_arguments_are_sent(web: Serve, service: Any) -> None:
+    served = web(lambda request: Answer({"path": request.path}))
     provider = service(f"{served.url}/api/?v=2", query={"key": "${KEY}"})
     assert await call(provider, "get_repo", owner="ada", repo="a/b") == {"path": "/api/repos/ada/a%2Fb"}
     await call(provider, "search", q="x y", label=["a", "b"], trace="t1")
     await call(provider, "create", name="n", n=None)
     await call(provider, "login", user="ada", pass_="p&q")
     await call(provider, "put", id=7, data=b"\x00\x01")
-    repo, search, create, login, put = served.asked
+    repo, search, create, login, put = served.requests
     assert repo.headers["authorization"] == "Bearer mellon-mellon"
     assert repo.query == [("v", "2"), ("key", "mellon-mellon")]
     assert search.query[2:] == [("q", "x y"), ("per-page", "30"), ("labels", "a"), ("labels", "b")]
@@ -102,32 +102,32 @@ async def test_answers_are_data(web: Serve, service: Any) -> None:
         "/repos/a/nothing": Answer(status=204),
         "/head": Answer(headers={"X-Count": "7"}),
     }
-    provider = service((served := web(lambda asked: answers[asked.path])).url)
+    provider = service((served := web(lambda request: answers[request.path])).url)
     assert await call(provider, "get_repo", owner="a", repo="json") == {"n": 12345678901234567890123}
     assert await call(provider, "get_repo", owner="a", repo="problem") == {"x": 1}
     assert await call(provider, "get_repo", owner="a", repo="text") == "grüße"
     assert await call(provider, "get_repo", owner="a", repo="bytes") == b"\x89PNG"
     assert await call(provider, "get_repo", owner="a", repo="nothing") is None
     assert (await call(provider, "head"))["headers"]["x-count"] == "7"
-    assert served.asked[-1].headers["x-own"] == "mellon-mellon"
+    assert served.requests[-1].headers["x-own"] == "mellon-mellon"
 
 
 @pytest.mark.parametrize(
     "content_type", ["application/x-ndjson", "application/x-www-form-urlencoded", "application/csv"]
 )
-async def test_text_by_another_name_is_text(web: Serve, service: Any, content_type: str) -> None:
+async def test_text_in_other_types(web: Serve, service: Any, content_type: str) -> None:
     served = web(lambda _: Answer(b'{"a": 1}\n{"a": 2}\n', headers={"content-type": content_type}))
     assert await call(service(served.url), "get_repo", owner="a", repo="b") == '{"a": 1}\n{"a": 2}\n'
 
 
-async def test_a_redirect_that_leads_nowhere_is_an_error(web: Serve, service: Any) -> None:
+async def test_an_invalid_redirect_is_an_error(web: Serve, service: Any) -> None:
     with pytest.raises(ToolCallError, match="GET /repos/a/b answered 302 Found"):
         await call(service(web(lambda _: Answer(status=302)).url), "get_repo", owner="a", repo="b")
 
 
-async def test_an_error_has_its_status_and_what_the_service_said_but_no_secret(web: Serve, service: Any) -> None:
-    def answer(asked: Asked) -> Answer:
-        return Answer(f"no such thing for {asked.headers['authorization']}", 404)
+async def test_an_error_has_status_and_answer_but_no_secret(web: Serve, service: Any) -> None:
+    def answer(request: WebRequest) -> Answer:
+        return Answer(f"no such thing for {request.headers['authorization']}", 404)
 
     with pytest.raises(ToolCallError) as failed:
         await call(service(web(answer).url), "get_repo", owner="a", repo="b")
@@ -135,21 +135,21 @@ async def test_an_error_has_its_status_and_what_the_service_said_but_no_secret(w
     assert failed.value.status == 404
 
 
-async def test_secrets_are_never_filled_into_arguments(web: Serve, service: Any) -> None:
+async def test_secrets_are_not_substituted_in_arguments(web: Serve, service: Any) -> None:
     served = web(lambda _: Answer({}))
     await call(service(served.url), "search", q="${KEY}", trace="${KEY}")
-    assert served.asked[0].query[0] == ("q", "${KEY}")
-    assert served.asked[0].headers["x-trace"] == "${KEY}"
+    assert served.requests[0].query[0] == ("q", "${KEY}")
+    assert served.requests[0].headers["x-trace"] == "${KEY}"
     with pytest.raises(ConfigurationError, match="NOT_THERE is not set"):
         await call(service(served.url, headers={"X": "${NOT_THERE}"}), "search", q="x")
-    assert len(served.asked) == 1
+    assert len(served.requests) == 1
 
 
-async def test_a_service_that_is_away_hangs_floods_or_speaks_nonsense(web: Serve, service: Any) -> None:
+async def test_faulty_services(web: Serve, service: Any) -> None:
     over = threading.Event()
 
-    def answer(asked: Asked) -> Answer:
-        match asked.path.rpartition("/")[2]:
+    def answer(request: WebRequest) -> Answer:
+        match request.path.rpartition("/")[2]:
             case "hang":
                 over.wait()
                 return Answer()
@@ -185,7 +185,7 @@ async def test_a_service_that_is_away_hangs_floods_or_speaks_nonsense(web: Serve
         await call(away, "get_repo", owner="a", repo="b")
 
 
-async def test_text_is_told_as_it_comes(web: Serve, service: Any) -> None:
+async def test_text_is_streamed(web: Serve, service: Any) -> None:
     go_on = threading.Event()
 
     def pieces() -> Iterator[bytes]:
@@ -193,24 +193,22 @@ async def test_text_is_told_as_it_comes(web: Serve, service: Any) -> None:
         go_on.wait()
         yield "ü".encode()[1:] + b"n"
 
-    told: list[str] = []
+    expected: list[str] = []
 
     def tell(text: str) -> None:
-        told.append(text)
+        expected.append(text)
         go_on.set()
 
     provider = service(web(lambda _: Answer(pieces(), headers={"content-type": "text/plain"})).url)
     assert await call(provider, "get_repo", tell, owner="a", repo="b") == "grün"
-    assert told == ["gr", "ün"]
+    assert expected == ["gr", "ün"]
 
 
-async def test_a_redirect_within_the_service_keeps_its_secrets_and_one_elsewhere_does_not(
-    web: Serve, service: Any
-) -> None:
-    other = web(lambda asked: Answer({"from": asked.path}))
+async def test_redirects_send_secrets_only_to_the_same_host(web: Serve, service: Any) -> None:
+    other = web(lambda request: Answer({"from": request.path}))
 
-    def answer(asked: Asked) -> Answer:
-        match asked.path:
+    def answer(request: WebRequest) -> Answer:
+        match request.path:
             case "/repos/a/near":
                 return Answer(status=301, headers={"Location": "/repos/a/found"})
             case "/repos/a/far":
@@ -220,31 +218,31 @@ async def test_a_redirect_within_the_service_keeps_its_secrets_and_one_elsewhere
             case "/items":
                 return Answer(status=307, headers={"Location": f"{other.url}/there"})
             case _:
-                return Answer({"from": asked.path})
+                return Answer({"from": request.path})
 
     served = web(answer)
     provider = service(served.url, headers={"Authorization": "Bearer ${KEY}", "X-Api-Key": "${KEY}"})
     assert await call(provider, "get_repo", owner="a", repo="near") == {"from": "/repos/a/found"}
-    assert served.asked[-1].headers["x-api-key"] == "mellon-mellon"
+    assert served.requests[-1].headers["x-api-key"] == "mellon-mellon"
     assert await call(provider, "get_repo", owner="a", repo="far") == {"from": "/there"}
-    assert "mellon" not in str(other.asked[0])
+    assert "mellon" not in str(other.requests[0])
     with pytest.raises(ToolCallError, match=r"git\.get_repo: owner cannot be '\.\.', because it would change"):
         await call(provider, "get_repo", owner="..", repo="x")
     with pytest.raises(ToolCallError, match="GET /repos/a/round redirects more than 5 times"):
         await call(provider, "get_repo", owner="a", repo="round")
     with pytest.raises(ToolCallError, match=re.escape("redirects POST to 127.0.0.1, which is not followed")):
         await call(provider, "create", name="x")
-    assert len(other.asked) == 1
+    assert len(other.requests) == 1
 
 
-async def test_a_kept_connection_that_was_closed_costs_no_call(service: Any) -> None:
-    asked: list[bytes] = []
+async def test_a_connection_that_was_closed_is_opened_again(service: Any) -> None:
+    lines: list[bytes] = []
 
     async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answers one request of a connection, and closes it at the second."""
-        asked.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
+        lines.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 4\r\n\r\ndone")
-        asked.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
+        lines.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
         writer.close()
 
     server = await asyncio.start_server(once, "127.0.0.1", 0)
@@ -252,19 +250,19 @@ async def test_a_kept_connection_that_was_closed_costs_no_call(service: Any) -> 
         provider = service(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         for number in range(2):
             assert await call(provider, "get_repo", owner="a", repo=str(number)) == "done"
-        assert [line.split()[1] for line in asked] == [b"/repos/a/0", b"/repos/a/1", b"/repos/a/1"]
+        assert [line.split()[1] for line in lines] == [b"/repos/a/0", b"/repos/a/1", b"/repos/a/1"]
         with pytest.raises(ToolCallError, match="POST /items failed"):
             await call(provider, "create", name="x")
-        assert [line.split()[0] for line in asked].count(b"POST") == 1
+        assert [line.split()[0] for line in lines].count(b"POST") == 1
         await provider.close()
     finally:
         server.close()
 
 
-async def test_fifty_calls_run_side_by_side(web: Serve, service: Any) -> None:
+async def test_fifty_concurrent_calls(web: Serve, service: Any) -> None:
     together = threading.Barrier(50)
 
-    def answer(_: Asked) -> Answer:
+    def answer(_: WebRequest) -> Answer:
         together.wait(60)
         return Answer("done")
 
@@ -274,7 +272,7 @@ async def test_fifty_calls_run_side_by_side(web: Serve, service: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "message"),
     [
         ({"base_url": "ftp://x"}, "base_url"),
         ({"name": "list"}, "another name"),
@@ -286,9 +284,9 @@ async def test_fifty_calls_run_side_by_side(web: Serve, service: Any) -> None:
         ({"timeout": 0}, "timeout"),
     ],
 )
-def test_a_wrong_definition_is_refused(change: dict[str, Any], complaint: str) -> None:
+def test_a_wrong_definition_is_refused(change: dict[str, Any], message: str) -> None:
     given = {"name": "git", "type": "http", "base_url": "http://127.0.0.1:1", "endpoints": ENDPOINTS} | change
-    with pytest.raises(ValidationError, match=complaint):
+    with pytest.raises(ValidationError, match=message):
         HttpDefinition(**given)
 
 
@@ -303,9 +301,11 @@ def dripping(over: threading.Event) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("shown", [LONGEST_ERROR, LONGEST_ERROR_READ])
-async def test_a_complaint_that_is_cut_has_no_rest_of_a_secret(web: Serve, shown: int) -> None:
+async def test_a_shortened_error_has_no_part_of_a_secret(web: Serve, shown: int) -> None:
     key = "sk-LIVE-0123456789abcdefXYZ"
-    served = web(lambda asked: Answer("~" * int(dict(asked.query)["n"]) + asked.headers["authorization"], status=400))
+    served = web(
+        lambda request: Answer("~" * int(dict(request.query)["n"]) + request.headers["authorization"], status=400)
+    )
     definition = {
         "name": "it",
         "type": "http",
@@ -324,8 +324,8 @@ async def test_a_complaint_that_is_cut_has_no_rest_of_a_secret(web: Serve, shown
         await endpoints.close()
 
 
-async def test_the_log_of_requests_has_no_secret_in_it(web: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    served = web(lambda asked: Answer({}, headers={"X-Echo": asked.headers["authorization"]}))
+async def test_logs_of_requests_have_no_secret(web: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    served = web(lambda request: Answer({}, headers={"X-Echo": request.headers["authorization"]}))
     definition = {
         "name": "it",
         "type": "http",
@@ -339,13 +339,13 @@ async def test_the_log_of_requests_has_no_secret_in_it(web: Serve, caplog: pytes
         (tool,) = await endpoints.definitions()
         await endpoints.call(tool, {})
         await endpoints.close()
-    assert served.asked[0].query == [("api_key", "sk-LIVE-0123456789")]
+    assert served.requests[0].query == [("api_key", "sk-LIVE-0123456789")]
     assert "api_key=${KEY}" in caplog.text or "api_key=%24%7BKEY%7D" in caplog.text
     assert "LIVE" not in caplog.text
 
 
-async def test_an_empty_parameter_of_the_address_is_sent(web: Serve, service: Any) -> None:
+async def test_an_empty_parameter_of_the_base_url_is_sent(web: Serve, service: Any) -> None:
     served = web(lambda _: Answer({}))
     provider = service(f"{served.url}/v1?flag=&key=k")
     await call(provider, "head")
-    assert served.asked[0].query == [("flag", ""), ("key", "k")]
+    assert served.requests[0].query == [("flag", ""), ("key", "k")]

@@ -46,18 +46,18 @@ def test_values(result: dict[str, Any], value: Any) -> None:
     assert parse_result(result) == value
 
 
-def test_what_is_no_base64_is_said_to_be_none() -> None:
+def test_invalid_base64() -> None:
     with pytest.raises(ToolCallError, match="not valid base64"):
         parse_result({"content": [{"type": "image", "mimeType": "image/png", "data": "%%%"}]})
 
 
-def test_complaints_are_in_words_and_short() -> None:
+def test_error_messages_are_short() -> None:
     assert error_message({"content": [text("no"), text("way")]}) == "no\nway"
     assert error_message({"content": [], "structuredContent": {"code": 7}}) == '{"code": 7}'
     assert "without a message" in error_message({"content": []})
 
 
-def test_one_sloppy_tool_costs_no_other() -> None:
+def test_an_invalid_tool_does_not_affect_others() -> None:
     good = {
         "name": "good",
         "inputSchema": {"type": "object", "properties": {"a": {}}},

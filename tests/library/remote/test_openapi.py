@@ -17,9 +17,9 @@ from carrel.library.tools.definitions import OpenApiDefinition
 from carrel.library.tools.openapi import OpenApiProvider, parse_document
 from carrel.library.tools.secrets import Secrets
 from carrel.library.tools.tool import Tool, ToolProvider
-from tests.library.remote.web import Answer, Asked, Web
+from tests.support.web_server import Answer, WebRequest, WebServer
 
-Serve = Callable[[Callable[[Asked], Answer]], Web]
+Serve = Callable[[Callable[[WebRequest], Answer]], WebServer]
 SHOP = (Path(__file__).parent / "shop.yaml").read_bytes()
 
 
@@ -75,7 +75,7 @@ async def test_each_operation_is_a_tool(shop: Any, caplog: pytest.LogCaptureFixt
     assert tools["add_pet"].description == "Deprecated."
 
 
-async def test_schemas_stand_alone_and_are_plain_json_schema(shop: Any) -> None:
+async def test_schemas_are_plain_json_schema(shop: Any) -> None:
     tools = await make_tools(shop())
     for tool in tools.values():
         jsonschema.Draft202012Validator.check_schema(tool.parameters)
@@ -98,8 +98,8 @@ async def test_schemas_stand_alone_and_are_plain_json_schema(shop: Any) -> None:
     assert list(tools["replacePet"].parameters["properties"]) == ["pet_id", "body"]
 
 
-async def test_arguments_go_where_the_description_says(web: Serve, shop: Any) -> None:
-    served = web(lambda asked: Answer([asked.method, asked.path]))
+async def test_where_arguments_of_an_operation_are_sent(web: Serve, shop: Any) -> None:
+    served = web(lambda request: Answer([request.method, request.path]))
     provider = shop(base_url=f"{served.url}/v1", query={"lang": "en"})
     tools = await make_tools(provider)
     given = {"X_Trace": "t", "limit": 3, "tags": ["a", "b"], "filter": {"age": {"min": 1}}, "session": "s", "where": {}}
@@ -109,7 +109,7 @@ async def test_arguments_go_where_the_description_says(web: Serve, shop: Any) ->
     await provider.call(tools["replacePet"], {"pet_id": 7, "body": ["x"]})
     await provider.call(tools["addPhoto"], {"pet_id": 7, "photo": b"\x89PNG"})
     await provider.call(tools["order"], {"pet": 7})
-    listed, added, got, replaced, photo, order = served.asked
+    listed, added, got, replaced, photo, order = served.requests
     assert listed.query == [("lang", "en"), ("limit", "3"), ("tags", "a,b"), ("filter[age][min]", "1"), ("where", "{}")]
     assert listed.headers["x-trace"] == "t"
     assert listed.headers["cookie"] == "session=s"
@@ -122,7 +122,7 @@ async def test_arguments_go_where_the_description_says(web: Serve, shop: Any) ->
     assert order.json == {"pet": 7}
 
 
-async def test_the_service_is_where_its_description_says(shop: Any) -> None:
+async def test_the_url_of_the_service(shop: Any) -> None:
     tools = await make_tools(provider := shop())
     with pytest.raises(ToolCallError, match=r"shop\.listPets: GET /pets could not reach the service"):
         await provider.call(tools["listPets"], {})
@@ -137,7 +137,7 @@ async def test_the_service_is_where_its_description_says(shop: Any) -> None:
         ({"url": "{way}://{at}.example.com", "variables": {"way": {"default": "http"}, "at": {"default": "eu"}}}, None),
     ],
 )
-async def test_a_server_without_a_scheme_or_with_variables(shop: Any, server: Any, address: str | None) -> None:
+async def test_server_urls_with_variables_or_without_a_scheme(shop: Any, server: Any, address: str | None) -> None:
     content = {"openapi": "3.0.0", "servers": [server], "paths": {"/a": {"get": {"operationId": "a", "responses": {}}}}}
     await (provider := shop(content)).definitions()
     assert provider._operations["shop.a"].base_url == (address or "http://eu.example.com")
@@ -146,26 +146,26 @@ async def test_a_server_without_a_scheme_or_with_variables(shop: Any, server: An
         await shop(content).definitions()
 
 
-async def test_a_header_that_nobody_can_send_is_no_parameter(shop: Any) -> None:
+async def test_headers_that_cannot_be_parameters(shop: Any) -> None:
     named = [{"name": name, "in": "header", "schema": {"type": "string"}} for name in ("", "X Y", "X-Y")]
     content = {"openapi": "3.0.0", "paths": {"/a": {"get": {"parameters": named, "responses": {}}}}}
     tools = await make_tools(shop(content, base_url="http://127.0.0.1:9"))
     assert list(tools["get_a"].parameters["properties"]) == ["X_Y"]
 
 
-async def test_3_2_asks_with_a_body(web: Serve, shop: Any) -> None:
+async def test_query_method_of_3_2(web: Serve, shop: Any) -> None:
     fields = {"type": "object", "properties": {"words": {"type": "string"}}}
     find = {"requestBody": {"content": {"application/json": {"schema": fields}}}, "responses": {}}
     odd = {"operationId": "odd", "parameters": [{"name": "q", "in": "querystring"}], "responses": {}}
     content = {"openapi": "3.2.0", "paths": {"/books": {"query": find, "get": odd}}}
-    served = web(lambda asked: Answer(asked.json))
+    served = web(lambda request: Answer(request.json))
     tools = await make_tools(provider := shop(content, base_url=served.url))
     assert list(tools) == ["query_books"]
     assert await provider.call(tools["query_books"], {"words": "white whale"}) == {"words": "white whale"}
-    assert served.asked[0].method == "QUERY"
+    assert served.requests[0].method == "QUERY"
 
 
-async def test_a_form_is_written_as_the_description_says(web: Serve, shop: Any) -> None:
+async def test_encodings_of_forms(web: Serve, shop: Any) -> None:
     fields = {"properties": {"card": {"type": "object"}, "expand": {"type": "array", "items": {"type": "string"}}}}
     deep = {"style": "deepObject", "explode": True}
     form = {"schema": fields | {"type": "object"}, "encoding": {"card": deep, "expand": deep}}
@@ -178,28 +178,28 @@ async def test_a_form_is_written_as_the_description_says(web: Serve, shop: Any) 
     served = web(lambda _: Answer({}))
     tools = await make_tools(provider := shop(content, base_url=f"{served.url}/v1?key=k"))
     await provider.call(tools["pay"], {"card": {"number": 4}, "expand": ["a", "b"]})
-    assert (served.asked[0].path, served.asked[0].query) == ("/v1/pay", [("key", "k"), ("by", "form")])
-    assert served.asked[0].body == b"card%5Bnumber%5D=4&expand%5B0%5D=a&expand%5B1%5D=b"
+    assert (served.requests[0].path, served.requests[0].query) == ("/v1/pay", [("key", "k"), ("by", "form")])
+    assert served.requests[0].body == b"card%5Bnumber%5D=4&expand%5B0%5D=a&expand%5B1%5D=b"
 
 
-async def test_a_description_at_a_url_tells_where_the_service_is(web: Serve, shop: Any) -> None:
+async def test_servers_relative_to_the_url_of_the_document(web: Serve, shop: Any) -> None:
     content = yaml.safe_load(SHOP) | {"openapi": "3.1.0", "servers": [{"url": "/v2"}]}
 
-    def answer(asked: Asked) -> Answer:
-        return Answer(content) if asked.path == "/docs/openapi.json" else Answer({"at": asked.path})
+    def answer(request: WebRequest) -> Answer:
+        return Answer(content) if request.path == "/docs/openapi.json" else Answer({"at": request.path})
 
     served = web(answer)
     provider = shop(spec=f"{served.url}/docs/openapi.json")
     tools = await make_tools(provider)
     assert await provider.call(tools["order"], {"pet": 1}) == {"at": "/v2/orders"}
-    # Whoever serves the description is not shown what is the service's.
-    assert "x-api-key" not in served.asked[0].headers
+    # The server of the document does not get the service's secrets.
+    assert "x-api-key" not in served.requests[0].headers
     with pytest.raises(ToolCallError, match=r"/gone\.json answered 404 Not Found"):
         await shop(spec=f"{web(lambda _: Answer(status=404)).url}/gone.json").definitions()
 
 
 @pytest.mark.parametrize("place", ["document", "path", "operation"])
-async def test_a_description_cannot_send_secrets_to_another_host(web: Serve, shop: Any, place: str) -> None:
+async def test_a_document_cannot_send_secrets_to_another_host(web: Serve, shop: Any, place: str) -> None:
     elsewhere = web(lambda _: Answer({}))
     servers = {"servers": [{"url": elsewhere.url.replace("127.0.0.1", "localhost")}]}
     operation: dict[str, Any] = {"operationId": "a", "responses": {}}
@@ -214,13 +214,13 @@ async def test_a_description_cannot_send_secrets_to_another_host(web: Serve, sho
     for key in ({"headers": {"X-Shop": "written-out"}}, {"headers": {}, "query": {"api_key": "written-out"}}):
         with pytest.raises(ConfigurationError, match="set base_url"):
             await shop(spec=spec, **key).definitions()
-    # Nothing is secret, or whoever wrote the definition says where it is to go.
+    # There are no secrets, or the definition says where they are sent.
     for settled in ({"headers": {"Accept-Language": "en"}}, {"base_url": elsewhere.url}):
         tools = await make_tools(provider := shop(spec=spec, **settled))
         assert await provider.call(tools["a"], {}) == {}
 
 
-async def test_3_1_schemas_are_taken_as_they_are(shop: Any) -> None:
+async def test_schemas_of_3_1_are_unchanged(shop: Any) -> None:
     schema = {"type": ["string", "null"], "const": "x", "exclusiveMinimum": 3}
     post = {
         "operationId": "send",
@@ -233,20 +233,20 @@ async def test_3_1_schemas_are_taken_as_they_are(shop: Any) -> None:
     assert tool.parameters["required"] == []
 
 
-async def test_only_some_operations_by_name_or_tag(shop: Any) -> None:
+async def test_only(shop: Any) -> None:
     assert list(await make_tools(shop(only=["order", "admin"]))) == ["add_pet", "order"]
     with pytest.raises(ConfigurationError, match="shop, only: there is no operation or tag ordr; did you mean order"):
         await shop(only=["ordr"]).definitions()
 
 
-async def test_two_operations_of_one_name_are_both_there(shop: Any) -> None:
+async def test_two_operations_with_the_same_name(shop: Any) -> None:
     paths = {path: {"get": {"operationId": "get", "responses": {}}} for path in ("/a", "/b")}
     content = {"openapi": "3.0.0", "servers": [{"url": "http://127.0.0.1:9"}], "paths": paths}
     assert list(await make_tools(shop(content))) == ["get", "get_2"]
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    ("content", "message"),
     [
         ({"swagger": "2.0", "paths": {}}, "it is Swagger 2.0; convert it to OpenAPI 3"),
         ({"openapi": "4.0", "paths": {}}, r"openapi: expected 3\.0, 3\.1 or 3\.2, not '4\.0'"),
@@ -256,8 +256,8 @@ async def test_two_operations_of_one_name_are_both_there(shop: Any) -> None:
         ("just text", "it is not an OpenAPI document"),
     ],
 )
-async def test_what_is_no_description_is_said_to_be_none(shop: Any, content: Any, complaint: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"shop, spec \./shop\.yaml: .*{complaint}"):
+async def test_invalid_documents(shop: Any, content: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"shop, spec \./shop\.yaml: .*{message}"):
         await shop(content).definitions()
 
 
@@ -270,7 +270,7 @@ async def test_a_missing_file_or_server_is_named(shop: Any, caplog: pytest.LogCa
     assert list(await make_tools(shop(content, base_url="http://127.0.0.1:9"))) == ["get_a"]
 
 
-async def test_references_in_a_circle_end(shop: Any) -> None:
+async def test_circular_references(shop: Any) -> None:
     circle = {"$ref": "#/components/parameters/B"}
     content = {
         "openapi": "3.0.0",
@@ -295,7 +295,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @given(st.data())
 @settings(max_examples=150)
-def test_no_document_whatever_is_in_it_breaks_the_reading(data: st.DataObject) -> None:
+def test_any_document_can_be_read(data: st.DataObject) -> None:
     content = copy.deepcopy(SHOP_READ)
     for _ in range(data.draw(st.integers(1, 3))):
         found_places = places(content)[1:]

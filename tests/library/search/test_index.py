@@ -24,7 +24,7 @@ ENTRIES = [
 
 
 class Topics:
-    """An embedder that knows two things, counts what it is asked, and can be held up or made to fail."""
+    """An embedder that knows two things, counts its calls, and can be held up or made to fail."""
 
     name = "topics-1"
     dimensions = 3
@@ -54,14 +54,14 @@ async def test_the_default_finds_words_and_meaning() -> None:
     index = LibrarySearch(None, "search/x")
     index.set_entries(ENTRIES)
     await index.ready()
-    [said, *_] = await index.search("crop an image")
-    assert (said.key, said.how) == ("crop", "both")
+    [best, *_] = await index.search("crop an image")
+    assert (best.key, best.how) == ("crop", "both")
     assert keys(await index.search("holiday journey"))[0] == "trip"
     assert keys(await index.search("holiday journey", 1)) == ["trip"]
     await index.close()
 
 
-async def test_without_an_embedder_it_goes_by_words() -> None:
+async def test_without_an_embedder_words_are_compared() -> None:
     index = LibrarySearch(None, "search/x", False)
     index.set_entries(ENTRIES)
     await index.ready()
@@ -71,14 +71,14 @@ async def test_without_an_embedder_it_goes_by_words() -> None:
 
 
 @pytest.mark.parametrize("query", ["", "   ", "\x00", "\ud800", "🚀", "数据库", "a" * 100_000, "(' OR 1=1 --"])
-async def test_any_text_is_a_question(query: str) -> None:
+async def test_any_text_is_a_query(query: str) -> None:
     index = LibrarySearch(None, "search/x")
     index.set_entries(ENTRIES)
     await index.search(query)
     assert await index.search(query, 0) == []
 
 
-async def test_no_entries_no_hits_and_nothing_is_loaded() -> None:
+async def test_without_entries_nothing_is_loaded() -> None:
     embedder = Topics()
     index = LibrarySearch(None, "search/x", embedder)
     assert await index.search("picture") == []
@@ -86,7 +86,7 @@ async def test_no_entries_no_hits_and_nothing_is_loaded() -> None:
     assert embedder.texts == []
 
 
-async def test_entries_come_and_go() -> None:
+async def test_entries_are_added_and_removed() -> None:
     embedder = Topics()
     index = LibrarySearch(None, "search/x", embedder)
     index.set_entries(ENTRIES)
@@ -100,7 +100,7 @@ async def test_entries_come_and_go() -> None:
     assert embedder.texts == ["knead bread: Work the dough", "loaf"]
 
 
-async def test_what_did_not_change_costs_nothing() -> None:
+async def test_unchanged_entries_are_not_indexed_again() -> None:
     embedder = Topics()
     index = LibrarySearch(None, "search/x", embedder)
     index.set_entries(ENTRIES)
@@ -113,7 +113,7 @@ async def test_what_did_not_change_costs_nothing() -> None:
     assert embedder.texts == []
 
 
-async def test_no_text_is_embedded_twice_not_even_by_another_process(backend: Backend) -> None:
+async def test_no_text_is_embedded_twice(backend: Backend) -> None:
     embedder = Topics()
     first = LibrarySearch(backend.open(), "search/workflows", embedder)
     first.set_entries(ENTRIES)
@@ -128,7 +128,7 @@ async def test_no_text_is_embedded_twice_not_even_by_another_process(backend: Ba
     await second.close()
 
 
-async def test_two_who_share_a_store_keep_what_both_made(backend: Backend) -> None:
+async def test_two_indexes_share_a_store(backend: Backend) -> None:
     embedder = Topics()
     one, other = (
         LibrarySearch(backend.open(), "search/x", embedder),
@@ -145,7 +145,7 @@ async def test_two_who_share_a_store_keep_what_both_made(backend: Backend) -> No
     assert embedder.texts == []
 
 
-async def test_vectors_of_two_models_are_kept_apart() -> None:
+async def test_vectors_of_two_embedders_are_separate() -> None:
     store, first, second = MemoryStore(), Topics(), Topics()
     second.name = "topics-2"
     for embedder in (first, second, first):
@@ -171,9 +171,7 @@ async def test_damaged_vectors_are_made_again(backend: Backend, caplog: pytest.L
     assert embedder.texts == []
 
 
-async def test_a_store_that_cannot_be_written_is_said_and_searched(
-    caplog: pytest.LogCaptureFixture, backend: Backend
-) -> None:
+async def test_a_store_that_cannot_be_written(caplog: pytest.LogCaptureFixture, backend: Backend) -> None:
     store, embedder = backend.open(), Topics()
     # A place that is no key is refused by every store, like a full disk.
     index = LibrarySearch(store, "../outside", embedder)
@@ -183,7 +181,7 @@ async def test_a_store_that_cannot_be_written_is_said_and_searched(
     assert "could not be stored" in caplog.text
 
 
-async def test_while_vectors_are_made_it_goes_by_words() -> None:
+async def test_words_are_compared_while_vectors_are_made() -> None:
     embedder = Topics()
     embedder.go_on.clear()
     index = LibrarySearch(None, "search/x", embedder, vector_wait=0.01)
@@ -195,8 +193,8 @@ async def test_while_vectors_are_made_it_goes_by_words() -> None:
     assert keys(await index.search("loaf")) == ["bake"]
 
 
-async def test_a_large_library_is_found_bit_by_bit() -> None:
-    """The first vectors can be asked while the last are not made yet."""
+async def test_a_large_library_is_searchable_in_steps() -> None:
+    """The first vectors can be used while the last are not made yet."""
     embedder, seen = Topics(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -219,19 +217,19 @@ async def test_a_large_library_is_found_bit_by_bit() -> None:
     assert set(keys(await index.search("photo"))) == {"resize", "crop", "z"}
 
 
-async def test_an_embedder_that_fails_costs_the_meaning_only(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_embedder_that_fails(caplog: pytest.LogCaptureFixture) -> None:
     embedder = Topics()
     embedder.failing = True
     index = LibrarySearch(None, "search/x", embedder)
     index.set_entries(ENTRIES)
     assert keys(await index.search("sourdough")) == ["bake"]
     assert keys(await index.search("crop")) == ["crop"]
-    said = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(said) == 1
-    assert "by words only" in said[0].message
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    assert "by words only" in warnings[0].message
 
 
-async def test_an_embedder_that_fails_later_costs_the_meaning_only(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_embedder_that_fails_later(caplog: pytest.LogCaptureFixture) -> None:
     embedder = Topics()
     index = LibrarySearch(None, "search/x", embedder)
     index.set_entries(ENTRIES)
@@ -241,7 +239,7 @@ async def test_an_embedder_that_fails_later_costs_the_meaning_only(caplog: pytes
     assert "by words only" in caplog.text
 
 
-async def test_closing_stops_the_work_and_it_begins_again_when_asked() -> None:
+async def test_closing_stops_the_work_and_a_search_starts_it_again() -> None:
     embedder = Topics()
     embedder.go_on.clear()
     index = LibrarySearch(None, "search/x", embedder, vector_wait=0.01)
@@ -257,7 +255,7 @@ async def test_closing_stops_the_work_and_it_begins_again_when_asked() -> None:
     assert keys(await index.search("loaf")) == ["bake"]
 
 
-def test_it_goes_on_in_another_loop() -> None:
+def test_use_in_another_event_loop() -> None:
     embedder = Topics()
     embedder.go_on.clear()
     index = LibrarySearch(None, "search/x", embedder, vector_wait=0.01)
@@ -275,7 +273,7 @@ def test_it_goes_on_in_another_loop() -> None:
     assert asyncio.run(ended()) == ["bake"]
 
 
-async def test_searches_at_once_share_the_work() -> None:
+async def test_concurrent_searches_share_the_work() -> None:
     embedder = Topics()
     index = LibrarySearch(None, "search/x", embedder)
     index.set_entries(ENTRIES)
@@ -284,7 +282,7 @@ async def test_searches_at_once_share_the_work() -> None:
     assert len([text for text in embedder.texts if text != "photo"]) == len(ENTRIES)
 
 
-async def test_the_cache_does_not_grow_for_ever(backend: Backend) -> None:
+async def test_the_cache_is_bounded(backend: Backend) -> None:
     store: Store = backend.open()
     index = LibrarySearch(store, "search/x", Topics())
     for turn in range(4):
@@ -304,11 +302,11 @@ async def test_the_cache_does_not_grow_for_ever(backend: Backend) -> None:
         (SearchEntry("k", "x", "", text="y" * 500), "x: " + "y" * 200),
     ],
 )
-def test_what_an_entry_means(entry: SearchEntry, text: str) -> None:
+def test_the_text_of_an_entry(entry: SearchEntry, text: str) -> None:
     assert text_to_embed(entry) == text
 
 
-async def test_a_question_of_millions_of_words_is_looked_for_in_part() -> None:
+async def test_a_very_long_query() -> None:
     topics = Topics()
     index = LibrarySearch(None, "search/x", topics)
     index.set_entries([*ENTRIES, SearchEntry("huge", "huge", "w " * 1_000_000)])
@@ -319,7 +317,7 @@ async def test_a_question_of_millions_of_words_is_looked_for_in_part() -> None:
     assert [len(text) <= LONGEST_QUERY for text in topics.texts] == [True]
 
 
-async def test_a_long_description_is_taken_in_part() -> None:
+async def test_a_very_long_description() -> None:
     topics = Topics()
     index = LibrarySearch(None, "search/x", topics)
     index.set_entries([SearchEntry("huge", "huge", "first " + "w " * 7_000_000 + "last")])
@@ -328,7 +326,7 @@ async def test_a_long_description_is_taken_in_part() -> None:
     assert max(map(len, topics.texts)) < 3000
 
 
-async def test_others_have_their_turn_while_many_entries_are_indexed() -> None:
+async def test_other_tasks_run_while_entries_are_indexed() -> None:
     index = LibrarySearch(None, "search/x", False)
     index.set_entries(SearchEntry(f"e{number}", f"entry {number}", f"{number} " * 200) for number in range(2000))
     search = asyncio.create_task(index.search("1999"))

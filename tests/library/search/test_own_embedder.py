@@ -28,7 +28,7 @@ class TopicEmbedder:
         return [[float("moon" in text or "lunar" in text), float("bread" in text)] for text in texts]
 
 
-async def test_a_storage_uses_it_for_workflows_artifacts_and_sessions(tmp_path: Path) -> None:
+async def test_the_embedder_of_a_storage(tmp_path: Path) -> None:
     embedder = TopicEmbedder()
     async with FileStorage(tmp_path, embedder=embedder) as storage:
         await storage.get_workflow_library().add("orbit", SOURCE, "Computes a moon")
@@ -39,7 +39,7 @@ async def test_a_storage_uses_it_for_workflows_artifacts_and_sessions(tmp_path: 
         assert [hit.session_id for hit in await storage.get_session_store().search("lunar")] == ["a"]
 
 
-async def test_a_session_uses_it_for_its_tools_and_its_folder(tmp_path: Path) -> None:
+async def test_the_embedder_of_a_session(tmp_path: Path) -> None:
     embedder = TopicEmbedder()
     async with Session.inprocess(tmp_path, embedder=embedder) as session:
 
@@ -54,7 +54,7 @@ async def test_a_session_uses_it_for_its_tools_and_its_folder(tmp_path: Path) ->
     assert embedder.texts.count("lunar") == 2
 
 
-async def test_a_session_uses_that_of_its_storage(tmp_path: Path) -> None:
+async def test_a_session_uses_the_embedder_of_its_storage(tmp_path: Path) -> None:
     embedder = TopicEmbedder()
     async with Session(MemoryStorage(embedder=embedder)) as session:
         session.register_tool(lambda: "full", name="moon")
@@ -70,7 +70,7 @@ async def test_without_an_embedder_only_words_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["default", True, object()])
-def test_something_else_is_refused_at_once(tmp_path: Path, wrong: object) -> None:
+def test_an_invalid_embedder_is_refused(tmp_path: Path, wrong: object) -> None:
     with pytest.raises(TypeError, match="is not an Embedder"):
         FileStorage(tmp_path, embedder=wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="is not an Embedder"):
@@ -89,7 +89,7 @@ class FakeTextEmbedding:
             yield [1.0 if number == ("moon" in text or "lunar" in text) else 0.0 for number in range(384)]
 
 
-async def test_the_recipe_for_fastembed_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_example_for_fastembed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("fastembed")
     module.TextEmbedding = FakeTextEmbedding  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "fastembed", module)

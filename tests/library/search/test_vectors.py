@@ -31,7 +31,7 @@ def test_vectors_keep_their_direction() -> None:
     assert ((unpacked * vectors).sum(axis=1) > 0.999).all()
 
 
-def test_a_table_comes_back_as_it_was_kept() -> None:
+def test_a_cache_is_encoded_and_read() -> None:
     table, back = filled(["a", "b", "c"]), VectorCache(8)
     assert back.absorb(table.encode())
     keys = [digest("c"), digest("a")]
@@ -39,7 +39,7 @@ def test_a_table_comes_back_as_it_was_kept() -> None:
     assert back.encode() == table.encode()
 
 
-def test_absorbing_adds_what_is_new_and_changes_nothing_that_is_there() -> None:
+def test_absorbing_adds_new_vectors() -> None:
     table, other = filled(["a", "b"]), filled(["b", "c"])
     before = table[digest("b")]
     assert table.absorb(other.encode())
@@ -48,7 +48,7 @@ def test_absorbing_adds_what_is_new_and_changes_nothing_that_is_there() -> None:
 
 
 @given(st.integers(0, 200), st.binary(max_size=3))
-def test_a_damaged_table_is_refused_whole(at: int, instead: bytes) -> None:
+def test_a_damaged_cache_is_refused(at: int, instead: bytes) -> None:
     data = filled(["a", "b"]).encode()
     cut, table = data[:at] + instead + data[at + len(instead) + 1 :], VectorCache(8)
     if len(cut) != len(data):
@@ -57,15 +57,15 @@ def test_a_damaged_table_is_refused_whole(at: int, instead: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"carrel vectors 1\n", b"carrel vectors 1\n-1 8\n", b"carrel vectors 1\nx y\n"])
-def test_what_is_no_table_is_refused(data: bytes) -> None:
+def test_other_data_are_refused(data: bytes) -> None:
     assert not VectorCache(8).absorb(data)
 
 
-def test_a_table_of_another_model_is_refused() -> None:
+def test_a_cache_of_another_embedder_is_refused() -> None:
     assert not VectorCache(16).absorb(filled(["a"]).encode())
 
 
-def test_old_vectors_go_when_they_are_the_most() -> None:
+def test_old_vectors_are_removed() -> None:
     texts = [str(number) for number in range(3000)]
     table = filled(texts)
     assert table.without_old(digest(text) for text in texts[:1000]) is table

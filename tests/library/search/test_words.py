@@ -1,4 +1,4 @@
-"""Words: what is compared, and which texts have what was asked for. No file, no model."""
+"""Words of texts, and the search by words."""
 
 import pytest
 from hypothesis import given
@@ -26,11 +26,11 @@ def test_forms_of_a_word_are_the_same(one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), [("class", "clas"), ("status", "statu"), ("bus", "bu")])
-def test_other_words_stay_apart(one: str, other: str) -> None:
+def test_different_words_are_different(one: str, other: str) -> None:
     assert terms(one) != terms(other)
 
 
-def test_texts_without_spaces_are_found_by_any_part() -> None:
+def test_texts_without_spaces() -> None:
     index = WordIndex()
     index.put("a", {"name": "登录页面"})
     index.put("b", {"name": "数据库"})
@@ -38,7 +38,7 @@ def test_texts_without_spaces_are_found_by_any_part() -> None:
     assert list(index.coverage("库")) == ["b"]
 
 
-def test_what_every_question_has_is_left_out_unless_it_is_all() -> None:
+def test_common_words_are_ignored_unless_there_are_no_others() -> None:
     assert query_terms("how do I resize the image") == ["resiz", "imag"]
     assert query_terms("what is it") == ["what", "is", "it"]
 
@@ -73,17 +73,17 @@ def best(index: WordIndex, query: str) -> str | None:
         ("\x00 \ud800 …", None),
     ],
 )
-def test_the_one_with_the_words_is_found(query: str, key: str | None) -> None:
+def test_an_entry_with_the_words_is_found(query: str, key: str | None) -> None:
     assert best(small(), query) == key
 
 
-def test_all_of_a_question_is_more_than_part_of_it() -> None:
+def test_all_words_count_more_than_some() -> None:
     coverage = small().coverage("crop image")
     assert coverage["crop_image"] > coverage["resize_image"]
     assert small().coverage("crop image quickly for zebras")["crop_image"] < coverage["crop_image"]
 
 
-def test_a_name_says_more_than_a_text() -> None:
+def test_a_name_counts_more_than_a_text() -> None:
     index = WordIndex()
     index.put("a", {"name": "backup"})
     index.put("b", {"name": "other", "text": "backup"})
@@ -95,9 +95,7 @@ words = st.text(alphabet="abcdé日 _-AB", max_size=20)
 
 
 @given(st.dictionaries(st.sampled_from("pqrs"), words), st.dictionaries(st.sampled_from("pqrs"), words), words)
-def test_an_index_that_was_changed_answers_like_a_new_one(
-    before: dict[str, str], after: dict[str, str], query: str
-) -> None:
+def test_a_changed_index_equals_a_new_one(before: dict[str, str], after: dict[str, str], query: str) -> None:
     changed, new = WordIndex(), WordIndex()
     for key, text in before.items():
         changed.put(key, {"name": key, "description": text})
@@ -112,7 +110,7 @@ def test_an_index_that_was_changed_answers_like_a_new_one(
 
 
 @given(st.text())
-def test_any_text_has_words_or_none(text: str) -> None:
+def test_any_text_can_be_split(text: str) -> None:
     for term in terms(text):
         assert term
         assert term == term.strip()

@@ -1,4 +1,4 @@
-"""Asking before a call: who is asked, what may be answered, and that nobody else waits."""
+"""Approval of calls: the request, the possible answers, and that other calls do not wait."""
 
 import asyncio
 import threading
@@ -29,17 +29,17 @@ def asking(answer: Any) -> ToolRegistry:
 
 
 @pytest.mark.parametrize("answer", [True, Approve()])
-async def test_yes(answer: Any) -> None:
+async def test_approved(answer: Any) -> None:
     assert await asking(answer).call("echo", {"text": "a"}) == "a\n"
 
 
 @pytest.mark.parametrize("answer", [{"text": "b"}, Approve({"text": "b"})])
-async def test_yes_with_other_arguments(answer: Any) -> None:
+async def test_approval_with_other_arguments(answer: Any) -> None:
     assert await asking(answer).call("echo", {"text": "a"}) == "b\n"
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "expected"),
     [
         (False, "the call of echo was refused"),
         (None, "the call of echo was refused"),
@@ -51,56 +51,56 @@ async def test_yes_with_other_arguments(answer: Any) -> None:
         (["text"], "the approve function returned a list"),
     ],
 )
-async def test_no(answer: Any, told: str) -> None:
+async def test_refused(answer: Any, expected: str) -> None:
     with pytest.raises(ToolRefusedError) as raised:
         await asking(answer).call("echo", {"text": "a"})
-    assert told in str(raised.value)
+    assert expected in str(raised.value)
     assert isinstance(raised.value, ToolCallError)
     assert isinstance(raised.value, PermissionError)
 
 
-async def test_nobody_to_ask_is_a_no_that_says_what_to_do() -> None:
+async def test_without_an_approver_calls_are_refused() -> None:
     with pytest.raises(ToolRefusedError, match="pass an approve= function to the Session"):
         await catalog(ECHO).call("echo", {"text": "a"})
 
 
-async def test_what_is_asked() -> None:
-    asked: list[ApprovalRequest] = []
+async def test_the_request() -> None:
+    requests: list[ApprovalRequest] = []
 
     async def approve(request: ApprovalRequest) -> bool:
-        asked.append(request)
+        requests.append(request)
         request.arguments["text"] = "changed behind the back"
         return True
 
     tools = catalog(ECHO, approve=approve)
     assert await tools.handle("tools.echo", ["a"], {}) == "a\n"
-    [request] = asked
+    [request] = requests
     assert (request.tool, request.description, request.tags) == ("echo", "Say it", ("talk",))
     assert request.id
     assert request.created_at.tzinfo is not None
 
 
-async def test_a_tool_that_does_not_want_it_asks_nobody() -> None:
+async def test_tools_without_approval() -> None:
     assert await catalog(ECHO).call("echo.hello") == "hello\n"
 
 
-async def test_wrong_arguments_are_refused_before_anybody_is_asked_and_edited_ones_after() -> None:
-    asked: list[Mapping[str, Any]] = []
+async def test_arguments_are_validated_before_and_after_approval() -> None:
+    requests: list[Mapping[str, Any]] = []
 
     def approve(request: ApprovalRequest) -> Any:
-        asked.append(request.arguments)
+        requests.append(request.arguments)
         return {"txet": "b"}
 
     tools = catalog(ECHO, approve=approve)
     with pytest.raises(ToolCallError, match="it has no parameter txt"):
         await tools.call("echo", {"txt": "a"})
-    assert asked == []
+    assert requests == []
     with pytest.raises(ToolCallError, match="it has no parameter txet"):
         await tools.call("echo", {"text": "a"})
-    assert asked == [{"text": "a"}]
+    assert requests == [{"text": "a"}]
 
 
-async def test_an_approver_that_fails_lets_nothing_run(tmp_path: Path) -> None:
+async def test_an_approver_that_fails_refuses(tmp_path: Path) -> None:
     def approve(request: ApprovalRequest) -> bool:
         raise RuntimeError("lost the keyboard")
 
@@ -111,29 +111,29 @@ async def test_an_approver_that_fails_lets_nothing_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("manner", ["blocking", "async"])
-async def test_while_one_call_waits_for_a_yes_the_others_go_on(manner: str) -> None:
-    asked, said_yes, heard_yes = asyncio.Event(), threading.Event(), asyncio.Event()
+async def test_other_calls_run_while_one_waits_for_approval(manner: str) -> None:
+    is_asked, approved, heard = asyncio.Event(), threading.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def blocking(request: ApprovalRequest) -> bool:
-        loop.call_soon_threadsafe(asked.set)
-        return said_yes.wait(60)
+        loop.call_soon_threadsafe(is_asked.set)
+        return approved.wait(60)
 
     async def waiting(request: ApprovalRequest) -> bool:
-        asked.set()
-        return await heard_yes.wait()
+        is_asked.set()
+        return await heard.wait()
 
     tools = catalog(ECHO, approve=blocking if manner == "blocking" else waiting)
     waits = asyncio.create_task(tools.call("echo", {"text": "late"}))
-    await asked.wait()
+    await is_asked.wait()
     assert await asyncio.gather(*(tools.call("echo.hello") for _ in range(3))) == ["hello\n"] * 3
     assert not waits.done()
-    said_yes.set()
-    heard_yes.set()
+    approved.set()
+    heard.set()
     assert await waits == "late\n"
 
 
-async def test_waiting_for_a_yes_is_not_in_the_timeout_of_the_tool() -> None:
+async def test_the_timeout_does_not_include_approval() -> None:
     async def slowly(request: ApprovalRequest) -> bool:
         await asyncio.sleep(1.7)
         return True

@@ -36,7 +36,7 @@ def checked(arguments: dict[str, Any], tool: Tool = TOOL) -> dict[str, Any]:
     return ArgumentValidator(tool).validated(arguments)
 
 
-def test_positional_arguments_get_their_names() -> None:
+def test_positional_arguments() -> None:
     assert bind_arguments(TOOL, ["a", 2], {"how": "fast"}) == {"what": "a", "count": 2, "how": "fast"}
     with pytest.raises(ToolCallError, match="pack: 3 positional arguments, and it takes only what, count"):
         bind_arguments(TOOL, [1, 2, 3], {})
@@ -44,14 +44,14 @@ def test_positional_arguments_get_their_names() -> None:
         bind_arguments(TOOL, ["a"], {"what": "b"})
 
 
-def test_required_arguments_are_filled_first_as_the_signature_shows() -> None:
+def test_required_arguments_are_first() -> None:
     schema = {"type": "object", "properties": {"a": {}, "b": {}}, "required": ["b"]}
     tool = Tool(name="x", parameters=schema, positional=("a", "b"))
     assert bind_arguments(tool, [1, 2], {}) == {"b": 1, "a": 2}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         ({}, "pack: what is missing (What to pack)"),
         ({"what": "a", "cuont": 2}, "pack: it has no parameter cuont; did you mean count?"),
@@ -67,30 +67,30 @@ def test_required_arguments_are_filled_first_as_the_signature_shows() -> None:
         ({"what": "a", "max-time": 1, "max_time": 2}, "pack: max_time is given twice"),
     ],
 )
-def test_a_wrong_argument_is_named(arguments: dict[str, Any], told: str) -> None:
+def test_a_wrong_argument_is_named(arguments: dict[str, Any], expected: str) -> None:
     with pytest.raises(ToolCallError) as raised:
         checked(arguments)
-    assert str(raised.value).startswith(told.removesuffix("did you mean w?"))
+    assert str(raised.value).startswith(expected.removesuffix("did you mean w?"))
 
 
-def test_several_are_named_at_once() -> None:
+def test_several_errors_at_once() -> None:
     with pytest.raises(ToolCallError) as raised:
         checked({"what": 1, "count": "x", "how": 0, "boxes": 5})
     assert str(raised.value).count("must be") == 3
     assert str(raised.value).endswith("and 1 more")
 
 
-def test_none_is_not_given_unless_it_is_a_value() -> None:
+def test_none_means_not_given_unless_allowed() -> None:
     assert checked({"what": "a", "count": None, "note": None}) == {"what": "a", "note": None}
     with pytest.raises(ToolCallError, match="what must be str, not NoneType"):
         checked({"what": None})
 
 
-def test_a_dash_in_a_name_is_an_underscore() -> None:
+def test_dashes_in_names() -> None:
     assert checked({"what": "a", "max-time": 1.5}) == {"what": "a", "max_time": 1.5}
 
 
-def test_values_become_plain_data() -> None:
+def test_values_are_converted_to_data() -> None:
     class Color(enum.Enum):
         RED = "red"
 
@@ -112,7 +112,7 @@ def test_values_become_plain_data() -> None:
     }
 
 
-def test_a_name_that_a_schema_does_not_list_is_a_mistake_unless_it_says_otherwise() -> None:
+def test_unknown_names() -> None:
     listed = {"type": "object", "properties": {"query": {"type": "string"}}}
     with pytest.raises(ToolCallError, match="it has no parameter qeury; did you mean query"):
         checked({"qeury": "x"}, Tool(name="find", parameters=listed))
@@ -132,11 +132,11 @@ def test_a_name_that_a_schema_does_not_list_is_a_mistake_unless_it_says_otherwis
         {},
     ],
 )
-def test_a_schema_that_nobody_can_use_stops_no_call(schema: dict[str, Any]) -> None:
+def test_an_invalid_schema_does_not_stop_calls(schema: dict[str, Any]) -> None:
     assert checked({"a": "x"}, Tool(name="odd", parameters=schema)) == {"a": "x"}
 
 
-def test_arguments_without_end_are_refused() -> None:
+def test_endless_arguments_are_refused() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]

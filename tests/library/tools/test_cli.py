@@ -39,20 +39,20 @@ def words(text: str, arguments: dict[str, Any], recipe: str | None = None) -> li
 # --- the words --------------------------------------------------------------------------------------------------------
 
 
-def test_options_become_the_words_that_the_program_knows() -> None:
+def test_options() -> None:
     assert words(CURL, {"url": "http://x", "silent": True, "header": ["a", "b"], "max_time": 5}) == [
         *("curl", "-s", "-H", "a", "-H", "b", "--max-time", "5", "http://x")
     ]
     assert words(CURL, {"url": "http://x", "silent": False}) == ["curl", "http://x"]
 
 
-def test_a_recipe_says_its_preset_and_its_defaults() -> None:
+def test_presets_and_defaults_of_recipes() -> None:
     assert words(CURL, {"url": "u"}, "get") == ["curl", "-s", "u"]
     assert words(CURL, {"url": "u"}, "slow") == ["curl", "-s", "--max-time", "30", "u"]
     assert words(CURL, {"url": "u", "max_time": 5}, "slow") == ["curl", "-s", "--max-time", "5", "u"]
 
 
-def test_no_value_is_taken_for_an_option() -> None:
+def test_values_that_look_like_options() -> None:
     assert words(CURL, {"url": "u", "header": ["-o/etc/passwd"], "max_time": -1}) == [
         *("curl", "-H-o/etc/passwd", "--max-time=-1", "u")
     ]
@@ -63,7 +63,7 @@ def test_no_value_is_taken_for_an_option() -> None:
     assert words(dashed, {}) == ["curl"]
 
 
-def test_the_definition_itself_may_put_an_option_among_the_words() -> None:
+def test_presets_may_look_like_options() -> None:
     git = (
         "name: git\ncommand: git\nschema: {positional: [{name: verb}, {name: args, type: array}]}\n"
         "recipes:\n  last: {preset: {verb: log, args: [-n1]}, params: {}}\n"
@@ -74,14 +74,14 @@ def test_the_definition_itself_may_put_an_option_among_the_words() -> None:
         words(git, {"args": ["-n1"]}, "log")
 
 
-def test_an_option_may_be_written_as_the_program_wants_it() -> None:
+def test_flags() -> None:
     find = "name: find\ncommand: find\nschema: {options: {name: {flag: -name}, depth: {flag: -maxdepth, type: int}}}\n"
     assert words(find, {"name": "*.py", "depth": 2}) == ["find", "-name", "*.py", "-maxdepth", "2"]
     with pytest.raises(ToolCallError, match="name cannot begin with -"):
         words(find, {"name": "-delete"})
 
 
-def test_numbers_and_empty_texts_are_written_plainly() -> None:
+def test_numbers_and_empty_texts() -> None:
     text = (
         "name: a\ncommand: a\nschema: {options: {n: {type: number}, s: {}}, positional: [{name: p, type: boolean}]}\n"
     )
@@ -90,7 +90,7 @@ def test_numbers_and_empty_texts_are_written_plainly() -> None:
     assert words(text, {"n": 10**30}) == ["a", "--n", str(10**30)]
 
 
-def test_a_zero_character_is_refused() -> None:
+def test_null_characters_are_refused() -> None:
     with pytest.raises(ToolCallError, match="url contains a zero character"):
         words(CURL, {"url": "a\0b"})
 
@@ -98,12 +98,12 @@ def test_a_zero_character_is_refused() -> None:
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-async def test_what_a_program_writes_is_the_result_and_no_shell_reads_the_words() -> None:
+async def test_output_is_the_result_and_no_shell_is_used() -> None:
     tools = catalog("name: echo\ncommand: echo\nschema: {positional: [{name: text}]}\n")
     assert await tools.call("echo", {"text": "$HOME; ls `id` 'ü'"}) == "$HOME; ls `id` 'ü'\n"
 
 
-async def test_a_recipe_takes_only_what_it_lists() -> None:
+async def test_a_recipe_accepts_only_its_parameters() -> None:
     tools = catalog(CURL)
     for wrong in ({"url": "u", "silent": False}, {"url": "u", "output": "/etc/passwd"}, {"url": "u", "max_time": 1}):
         with pytest.raises(ToolCallError, match=r"curl\.get: it has no parameter"):
@@ -112,7 +112,7 @@ async def test_a_recipe_takes_only_what_it_lists() -> None:
         await tools.call("curl.got", {})
 
 
-async def test_json_output_is_data() -> None:
+async def test_json_output() -> None:
     tools = catalog("name: cat\ncommand: cat\nstdin: text\noutput: json\n")
     assert await tools.call("cat", {"text": '{"a": [1, null, "ü"]}'}) == {"a": [1, None, "ü"]}
     assert await tools.call("cat", {"text": " \n"}) is None
@@ -122,21 +122,21 @@ async def test_json_output_is_data() -> None:
         await tools.call("cat", {})
 
 
-async def test_bytes_output_is_as_it_was_written() -> None:
+async def test_bytes_output() -> None:
     tools = catalog(SHELL + "output: bytes\n")
     assert await tools.call("sh", {"script": r"printf '\377\000a'"}) == b"\xff\x00a"
     text = catalog(SHELL)
     assert await text.call("sh", {"script": r"printf '\377a'"}) == "�a"
 
 
-async def test_a_big_standard_input_goes_through_and_one_that_nobody_reads_harms_nobody() -> None:
+async def test_large_standard_input_also_if_it_is_not_read() -> None:
     big = "0123456789" * 200_000
     tools = catalog("name: wc\ncommand: wc -c\nstdin: text\n", "name: none\ncommand: 'true'\nstdin: text\n")
     assert (await tools.call("wc", {"text": big})).strip() == str(len(big))
     assert await tools.call("none", {"text": big}) == ""
 
 
-async def test_a_failure_says_exit_code_and_stderr() -> None:
+async def test_a_failure_has_exit_code_and_stderr() -> None:
     tools = catalog(SHELL)
     with pytest.raises(ToolCallError) as raised:
         await tools.call("sh", {"script": "echo out; echo why >&2; exit 3"})
@@ -146,12 +146,12 @@ async def test_a_failure_says_exit_code_and_stderr() -> None:
         await tools.call("sh", {"script": "kill -9 $$"})
 
 
-async def test_exit_codes_that_are_no_failure() -> None:
+async def test_exit_codes_that_mean_success() -> None:
     tools = catalog("name: grep\ncommand: grep x\nstdin: text\nexit_codes: [0, 1]\n")
     assert await tools.call("grep", {"text": "nothing"}) == ""
 
 
-async def test_a_program_or_a_folder_that_is_not_there_is_named() -> None:
+async def test_a_missing_program_or_folder_is_named() -> None:
     tools = catalog("name: a\ncommand: no-such-program-here\n", "name: b\ncommand: pwd\ncwd: /no/such/folder\n")
     with pytest.raises(ToolCallError, match="a: there is no program no-such-program-here; install it"):
         await tools.call("a")
@@ -159,17 +159,17 @@ async def test_a_program_or_a_folder_that_is_not_there_is_named() -> None:
         await tools.call("b")
 
 
-async def test_folder_and_environment_are_as_defined(tmp_path: Path) -> None:
+async def test_cwd_and_env(tmp_path: Path) -> None:
     tools = catalog(
         "name: where\ncommand: [sh, -c, 'pwd; echo $KEY $PLAIN']\n"
         f"cwd: {tmp_path}\nenv: {{KEY: '${{TOKEN}}', PLAIN: a}}\n",
         environment={"TOKEN": "hunter2"},
     )
-    # The program has the value; whoever reads its output has not.
+    # The program has the value; its output is redacted.
     assert await tools.call("where") == f"{tmp_path}\n${{TOKEN}} a\n"
 
 
-async def test_json_is_read_before_secrets_are_hidden_in_it() -> None:
+async def test_json_is_parsed_before_it_is_redacted() -> None:
     tools = catalog(
         "name: cat\ncommand: cat\nstdin: text\noutput: json\nenv: {P: '${PORT}', K: '${PIN}'}\n",
         environment={"PORT": "5432", "PIN": "12345678"},
@@ -181,14 +181,14 @@ async def test_json_is_read_before_secrets_are_hidden_in_it() -> None:
         await tools.call("cat", {"text": "no 12345678"})
 
 
-async def test_a_missing_secret_is_named_and_nothing_runs(tmp_path: Path) -> None:
+async def test_a_missing_secret(tmp_path: Path) -> None:
     tools = catalog(f"name: touch\ncommand: touch {tmp_path}/made\nenv: {{KEY: '${{TOKEN}}'}}\n")
     with pytest.raises(ConfigurationError, match="touch, env: the environment variable TOKEN is not set"):
         await tools.call("touch")
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_secret_is_in_no_error(tmp_path: Path) -> None:
+async def test_errors_have_no_secrets(tmp_path: Path) -> None:
     text = SHELL + "env: {KEY: '${TOKEN}'}\ntimeout: 0.3\n"
     tools = catalog(text, environment={"TOKEN": "hunter2"})
     for script in ("echo $KEY >&2; exit 1", "echo $KEY; exit 1", "echo $KEY >&2; sleep 60"):
@@ -219,7 +219,7 @@ async def until_there(path: Path) -> None:
     raise AssertionError(f"{path} is not there")
 
 
-async def test_too_slow_is_an_error_and_all_it_started_is_gone(tmp_path: Path) -> None:
+async def test_a_timeout_ends_all_processes(tmp_path: Path) -> None:
     tools = catalog(SHELL + "timeout: 2\n")
     pid = tmp_path / "pid"
     with pytest.raises(ToolTimeoutError, match=r"sh took longer than 2 s and was ended: working") as raised:
@@ -229,7 +229,7 @@ async def test_too_slow_is_an_error_and_all_it_started_is_gone(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("how", ["timeout", "cancel"])
-async def test_a_program_is_asked_to_end_before_it_is_ended(tmp_path: Path, how: str) -> None:
+async def test_a_program_gets_sigterm_before_sigkill(tmp_path: Path, how: str) -> None:
     tools = catalog(SHELL + f"timeout: {2 if how == 'timeout' else 60}\n")
     began, tidied = tmp_path / "began", tmp_path / "tidied"
     script = f"trap 'echo yes > {tidied}; exit' TERM; echo yes > {began}; while :; do sleep 0.01; done"
@@ -242,7 +242,7 @@ async def test_a_program_is_asked_to_end_before_it_is_ended(tmp_path: Path, how:
     assert tidied.read_text() == "yes\n"
 
 
-async def test_a_program_that_will_not_hear_is_ended_too(tmp_path: Path) -> None:
+async def test_a_program_that_ignores_sigterm(tmp_path: Path) -> None:
     tools = catalog(SHELL + "timeout: 1.5\n")
     pid = tmp_path / "pid"
     with pytest.raises(ToolTimeoutError):
@@ -261,14 +261,14 @@ async def test_cancelling_the_caller_ends_the_program(tmp_path: Path) -> None:
     assert await gone(pid)
 
 
-async def test_what_a_program_leaves_in_the_background_holds_up_nobody_and_is_ended(tmp_path: Path) -> None:
+async def test_background_processes_are_ended(tmp_path: Path) -> None:
     tools = catalog(SHELL + "timeout: 30\n")
     pid = tmp_path / "pid"
     assert await tools.call("sh", {"script": f"sleep 60 & echo $! > {pid}; echo done"}) == "done\n"
     assert await gone(pid)
 
 
-async def test_what_floods_on_in_the_background_is_no_part_of_the_answer(tmp_path: Path) -> None:
+async def test_output_of_background_processes_is_not_in_the_result(tmp_path: Path) -> None:
     tools = catalog(SHELL + "timeout: 30\n")
     pid, floods = tmp_path / "pid", tmp_path / "floods"
     flood = f"(echo y; touch {floods}; exec yes) & echo $! > {pid}"
@@ -277,7 +277,7 @@ async def test_what_floods_on_in_the_background_is_no_part_of_the_answer(tmp_pat
     assert await gone(pid)
 
 
-async def test_a_flood_is_bounded_and_the_cut_is_marked() -> None:
+async def test_output_is_bounded() -> None:
     tools = catalog(PYTHON, PYTHON.replace("name: python", "name: js", 1) + "output: json\n")
     code = f"import sys; sys.stdout.write('a' * {LIMIT} + 'b' * 5000 + 'end')"
     text = await tools.call("python", {"code": code})
@@ -289,7 +289,7 @@ async def test_a_flood_is_bounded_and_the_cut_is_marked() -> None:
         await tools.call("js", {"code": code})
 
 
-async def test_nothing_is_left_open_here() -> None:
+async def test_no_descriptors_are_left_open() -> None:
     tools = catalog(SHELL + "timeout: 1\n")
     await tools.call("sh", {"script": "echo warm"})
     gc.collect()  # what earlier tests left for it to close is no part of this count
@@ -298,11 +298,11 @@ async def test_nothing_is_left_open_here() -> None:
         with contextlib.suppress(ToolCallError):
             await tools.call("sh", {"script": script})
     async with asyncio.timeout(60):
-        while len(os.listdir("/proc/self/fd")) > before:  # noqa: ASYNC110 -- nobody tells when one is closed
+        while len(os.listdir("/proc/self/fd")) > before:  # noqa: ASYNC110 -- there is no event for a closed descriptor
             await asyncio.sleep(0.01)
 
 
-def test_with_too_few_descriptors_a_call_fails_clearly_and_leaves_nothing() -> None:
+def test_too_few_descriptors() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.library.tools.few_descriptors"],
         cwd=Path(__file__).parents[3],
@@ -319,14 +319,14 @@ def test_with_too_few_descriptors_a_call_fails_clearly_and_leaves_nothing() -> N
 # --- while it comes ---------------------------------------------------------------------------------------------------
 
 
-async def test_output_is_streamed_while_it_comes(tmp_path: Path) -> None:
+async def test_output_is_streamed_as_it_comes(tmp_path: Path) -> None:
     tools = catalog(SHELL)
     go = tmp_path / "go"
-    said: list[str] = []
+    output: list[str] = []
     first = asyncio.Event()
 
     def say(piece: str) -> None:
-        said.append(piece)
+        output.append(piece)
         first.set()
 
     script = f"printf 'half ü'; while [ ! -e {go} ]; do sleep 0.01; done; echo ' rest'"
@@ -335,10 +335,10 @@ async def test_output_is_streamed_while_it_comes(tmp_path: Path) -> None:
     assert not call.done()
     go.touch()
     assert await call == "half ü rest\n"
-    assert "".join(said) == "half ü rest\n"
+    assert "".join(output) == "half ü rest\n"
 
 
-async def test_calls_run_side_by_side(tmp_path: Path) -> None:
+async def test_concurrent_calls(tmp_path: Path) -> None:
     """Each waits for all the others, so that they can only end when they run at once."""
     tools = catalog(SHELL + "timeout: 60\n")
     script = f"touch {tmp_path}/$0; while [ $(ls {tmp_path} | wc -l) -lt 8 ]; do sleep 0.02; done; echo $0"
@@ -346,7 +346,7 @@ async def test_calls_run_side_by_side(tmp_path: Path) -> None:
     assert await asyncio.gather(*calls) == [f"{n}\n" for n in range(8)]
 
 
-async def test_more_calls_than_fit_wait_for_their_turn() -> None:
+async def test_too_many_calls_wait() -> None:
     tools = catalog("name: yes\ncommand: echo y\n")
     assert await asyncio.gather(*(tools.call("yes") for _ in range(150))) == ["y\n"] * 150
 
@@ -354,8 +354,8 @@ async def test_more_calls_than_fit_wait_for_their_turn() -> None:
 # --- inside -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_program_that_runs_in_the_sandbox_goes_through_the_runner(tmp_path: Path) -> None:
-    asked: list[Any] = []
+async def test_programs_in_the_sandbox(tmp_path: Path) -> None:
+    calls: list[Any] = []
 
     async def inside(
         argv: Sequence[str],
@@ -366,18 +366,18 @@ async def test_a_program_that_runs_in_the_sandbox_goes_through_the_runner(tmp_pa
         timeout: float | None = None,
         on_output: OnOutput | None = None,
     ) -> ProcessResult:
-        asked.append((list(argv), stdin, dict(env or {}), cwd, timeout))
+        calls.append((list(argv), stdin, dict(env or {}), cwd, timeout))
         return ProcessResult(exit_code=0, stdout=b"from inside\n", stderr="")
 
     text = "name: ls\ncommand: ls\nruns: sandbox\ncwd: src\nstdin: text\nenv: {A: b}\ntimeout: 7\n"
     tools = ToolRegistry([program(text, sandbox=inside)])
     assert await tools.call("ls", {"text": "x"}) == "from inside\n"
-    assert asked == [(["ls"], b"x", {"A": "b"}, "src", 7)]
+    assert calls == [(["ls"], b"x", {"A": "b"}, "src", 7)]
     with pytest.raises(ConfigurationError, match="runs: sandbox needs a sandbox"):
         await catalog(text).call("ls", {"text": "x"})
 
 
-async def test_a_real_program_by_its_definition(tmp_path: Path) -> None:
+async def test_a_real_program(tmp_path: Path) -> None:
     assert shutil.which("git") is not None
     tools = catalog(
         f"name: git\ncommand: git --no-pager\ncwd: {tmp_path}\n"
@@ -393,14 +393,14 @@ async def test_a_real_program_by_its_definition(tmp_path: Path) -> None:
         await tools.call("git", {"verb": "no-such-verb"})
 
 
-async def test_a_program_gets_little_of_the_hosts_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_environment_of_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOST_ONLY", "not for tools")
     monkeypatch.setenv("https_proxy", "http://proxy:3128")
     plain = catalog("name: show\ncommand: env")
-    told = await plain.call("show")
-    assert "PATH=" in told
-    assert "HOST_ONLY" not in told
-    assert "proxy" not in told
+    environment = await plain.call("show")
+    assert "PATH=" in environment
+    assert "HOST_ONLY" not in environment
+    assert "proxy" not in environment
     named = catalog(
         'name: show\ncommand: env\nenv: {https_proxy: "${https_proxy}", MORE: x}', environment=dict(os.environ)
     )
@@ -408,7 +408,7 @@ async def test_a_program_gets_little_of_the_hosts_environment(monkeypatch: pytes
     assert "HOST_ONLY" not in await named.call("show")
 
 
-async def test_the_curl_of_the_documentation_takes_two_protocols_and_no_files() -> None:
+async def test_curl_of_the_documentation() -> None:
     page = (Path(__file__).parents[3] / "docs" / "tools.md").read_text()
     (text,) = re.findall(r"```yaml\n(name: curl .*?)```", page, re.DOTALL)
     definition = parse_definition(text.encode(), "tools/curl.yaml")

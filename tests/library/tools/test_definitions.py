@@ -42,7 +42,7 @@ recipes:
 """
 
 
-def test_a_definition_of_each_kind_is_read() -> None:
+def test_definitions_of_each_kind() -> None:
     curl = parse_definition(CURL.encode(), "tools/curl.yaml")
     assert isinstance(curl, CliDefinition)
     assert (curl.name, curl.words, curl.timeout, curl.tags) == ("curl", ["curl"], 60, ("http", "network"))
@@ -57,7 +57,7 @@ def test_a_definition_of_each_kind_is_read() -> None:
         assert isinstance(parse_definition(data, "tools/x.yaml"), kind)
 
 
-def test_a_command_is_split_into_words_and_read_by_no_shell() -> None:
+def test_commands_are_split_without_a_shell() -> None:
     definition = parse_definition(b"name: git\ncommand: git --no-pager -c 'core.editor=a b' $HOME", "x")
     assert isinstance(definition, CliDefinition)
     assert definition.words == ["git", "--no-pager", "-c", "core.editor=a b", "$HOME"]
@@ -66,7 +66,7 @@ def test_a_command_is_split_into_words_and_read_by_no_shell() -> None:
     assert listed.words == ["git", "a b"]
 
 
-def test_words_of_yaml_that_programs_are_called_are_words() -> None:
+def test_names_that_yaml_reads_as_other_types() -> None:
     text = b"name: yes\ncommand: yes\nschema: {options: {on: {default: 2024-01-01}, off: {type: bool}}}"
     yes = parse_definition(text, "x")
     assert isinstance(yes, CliDefinition)
@@ -76,7 +76,7 @@ def test_words_of_yaml_that_programs_are_called_are_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("", "tools/a.yaml: expected one definition per file, found none"),
         ("name: a\ncommand: b\n---\nname: c\ncommand: d\n", "expected one definition per file, found 2"),
@@ -153,14 +153,14 @@ def test_words_of_yaml_that_programs_are_called_are_words() -> None:
         ("name: a\ntype: mcp\n", "command is required with transport: stdio"),
     ],
 )
-def test_what_is_wrong_is_told_by_file_line_and_field(text: str, told: str) -> None:
+def test_errors_name_file_line_and_field(text: str, expected: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         parse_definition(text.encode(), "tools/a.yaml")
     assert str(raised.value).startswith("tools/a.yaml")
-    assert told in str(raised.value)
+    assert expected in str(raised.value)
 
 
-def test_several_mistakes_are_told_at_once() -> None:
+def test_all_errors_of_a_file_are_reported() -> None:
     with pytest.raises(ConfigurationError) as raised:
         parse_definition(b"name: a\ncommand: b\ntags: 5\nrunss: sandbox\n", "tools/a.yaml")
     assert [line.split(":")[0] for line in str(raised.value).splitlines()] == [
@@ -169,12 +169,12 @@ def test_several_mistakes_are_told_at_once() -> None:
     ]
 
 
-def test_a_definition_beyond_reason_is_not_read() -> None:
+def test_a_huge_definition_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="at most"):
         parse_definition(b"#" * (LONGEST_FILE + 1), "tools/a.yaml")
 
 
-def test_bytes_that_are_no_text_are_told() -> None:
+def test_definitions_that_are_not_text() -> None:
     with pytest.raises(ConfigurationError, match=r"tools/a\.yaml"):
         parse_definition(b"name: \xff\xfe", "tools/a.yaml")
 
@@ -221,7 +221,7 @@ async def test_a_wrong_file_is_an_error_or_left_out(backend: Backend, caplog: py
     assert "left out a tool: tools/bad.yaml, line 1, command: is missing" in caplog.text
 
 
-async def test_a_name_that_stands_in_two_files_is_told(backend: Backend) -> None:
+async def test_the_same_name_in_two_files(backend: Backend) -> None:
     store = backend.open()
     await store.put("tools/a.yaml", ECHO)
     await store.put("tools/b.yaml", ECHO + b"# other\n")
@@ -230,7 +230,7 @@ async def test_a_name_that_stands_in_two_files_is_told(backend: Backend) -> None
     assert list(await read_definitions(store, on_error="skip")) == ["tools/a.yaml"]
 
 
-async def test_what_another_process_has_read_is_not_read_again(backend: Backend) -> None:
+async def test_parsed_definitions_are_kept_for_the_next_process(backend: Backend) -> None:
     store = backend.open()
     await store.put("tools/curl.yaml", CURL.encode())
     definition_files._parsed.clear()
@@ -243,7 +243,7 @@ async def test_what_another_process_has_read_is_not_read_again(backend: Backend)
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"x": {"name": 5}}'])
-async def test_a_damaged_cache_costs_nothing_but_time(tmp_path: Path, damage: bytes) -> None:
+async def test_a_damaged_cache_is_ignored(tmp_path: Path, damage: bytes) -> None:
     store = FileStore(tmp_path)
     await store.put("tools/curl.yaml", CURL.encode())
     await store.put("library/tools/parsed.json", damage)
@@ -251,7 +251,7 @@ async def test_a_damaged_cache_costs_nothing_but_time(tmp_path: Path, damage: by
     assert [definition.name for definition in (await read_definitions(store)).values()] == ["curl"]
 
 
-async def test_an_edited_file_is_read_anew(backend: Backend) -> None:
+async def test_an_edited_file_is_read_again(backend: Backend) -> None:
     store = backend.open()
     await store.put("tools/echo.yaml", ECHO)
     await read_definitions(store)
@@ -260,7 +260,7 @@ async def test_an_edited_file_is_read_anew(backend: Backend) -> None:
     assert definition.description == "Now with words"
 
 
-async def test_a_description_of_a_service_beside_its_definition_is_no_definition(backend: Backend) -> None:
+async def test_an_openapi_document_beside_its_definition(backend: Backend) -> None:
     store = backend.open()
     await store.put("tools/shop.yaml", b"name: shop\ntype: openapi\nspec: ./shop.openapi.yaml\n")
     await store.put("tools/shop.openapi.yaml", SPEC)
@@ -271,7 +271,7 @@ async def test_a_description_of_a_service_beside_its_definition_is_no_definition
     await tools.close()
 
 
-async def test_a_file_that_a_definition_names_and_nobody_has_costs_that_tool(backend: Backend) -> None:
+async def test_a_missing_document_affects_only_its_tool(backend: Backend) -> None:
     store = backend.open()
     await store.put("tools/shop.yaml", b"name: shop\ntype: openapi\nspec: ../../../etc/shop.json\n")
     await store.put("tools/echo.yaml", ECHO)
@@ -288,7 +288,7 @@ async def test_a_store_without_tools_has_none(backend: Backend) -> None:
     assert (await read_definitions(backend.open())) == {}
 
 
-def test_names_as_code_writes_them() -> None:
+def test_python_names() -> None:
     assert [python_name(name) for name in ("max-time", "get", "class", "2fa", "a.b/c", "-", "größe")] == [
         "max_time",
         "get",
@@ -300,7 +300,7 @@ def test_names_as_code_writes_them() -> None:
     ]
 
 
-def test_a_name_that_can_be_written_keeps_it() -> None:
+def test_valid_names_are_kept() -> None:
     assert python_names(["a-b", "a_b", "a.b", "a_b_2", "a_b"]) == {
         "a_b_3": "a-b",
         "a_b": "a_b",
@@ -311,7 +311,7 @@ def test_a_name_that_can_be_written_keeps_it() -> None:
 
 
 @given(st.lists(st.text(min_size=1)))
-def test_every_name_can_be_written_and_none_is_lost(names: list[str]) -> None:
+def test_every_name_has_a_python_name(names: list[str]) -> None:
     called = python_names(names)
     assert all(word.isidentifier() for word in called)
     assert sorted(called.values()) == sorted(names)

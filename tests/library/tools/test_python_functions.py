@@ -35,13 +35,13 @@ def mean(numbers: list[float], trim: int = 0) -> float:
     return sum(numbers) / len(numbers)
 
 
-async def told(function: Any, **settings: Any) -> dict[str, Any]:
+async def listed(function: Any, **settings: Any) -> dict[str, Any]:
     [one] = await ToolRegistry([register(function, **settings)]).list()
     return one
 
 
-async def test_hints_and_docstring_say_what_it_takes() -> None:
-    one = await told(mean, tags=["math"])
+async def test_hints_and_docstring() -> None:
+    one = await listed(mean, tags=["math"])
     assert one["name"] == "mean"
     assert one["description"] == "The average of some numbers."
     assert one["signature"] == "mean(numbers: list[float], trim: int = 0) -> float"
@@ -64,7 +64,7 @@ async def test_hints_and_docstring_say_what_it_takes() -> None:
     ]
 
 
-async def test_it_is_called_with_and_without_names() -> None:
+async def test_positional_and_named_arguments() -> None:
     tools = ToolRegistry([register(mean)])
     assert await tools.call("mean", {"numbers": [1, 2, 6]}) == 3
     assert await tools.handle("tools.mean", [[1, 2, 6, 100], 1], {}) == 4
@@ -74,7 +74,7 @@ async def test_it_is_called_with_and_without_names() -> None:
         await tools.call("mean")
 
 
-async def test_what_it_yields_is_a_list() -> None:
+async def test_generators_return_lists() -> None:
     def count(upto: int) -> Iterator[int]:
         yield from range(upto)
 
@@ -89,7 +89,7 @@ async def test_what_it_yields_is_a_list() -> None:
             await tools.call(name, {"upto": 2**62})
 
 
-async def test_a_failure_is_told_and_harms_nobody() -> None:
+async def test_exceptions() -> None:
     tools = ToolRegistry([register(mean)])
     with pytest.raises(ToolCallError, match="mean failed: ZeroDivisionError: division by zero") as raised:
         await tools.call("mean", {"numbers": []})
@@ -102,7 +102,7 @@ async def test_a_failure_is_told_and_harms_nobody() -> None:
         await ToolRegistry([register(stop)]).call("stop")
 
 
-async def test_values_arrive_as_the_types_say() -> None:
+async def test_arguments_are_converted_to_the_hints() -> None:
     class Point(BaseModel):
         x: int
         y: int = 0
@@ -147,7 +147,7 @@ async def test_values_arrive_as_the_types_say() -> None:
         await tools.call("place", {**arguments, "when": "yesterday"})
 
 
-async def test_a_plain_function_may_block_and_the_others_go_on() -> None:
+async def test_a_plain_function_may_block() -> None:
     """Each waits for the other at a barrier, on no thread of the loop's."""
     barrier = threading.Barrier(30, timeout=60)
     loop_thread = threading.get_ident()
@@ -160,7 +160,7 @@ async def test_a_plain_function_may_block_and_the_others_go_on() -> None:
     assert all(await asyncio.gather(*(tools.call("meet") for _ in range(30))))
 
 
-async def test_an_async_function_runs_on_the_loop_and_is_cancelled_with_its_caller() -> None:
+async def test_an_async_function_is_cancelled_with_its_caller() -> None:
     ended = asyncio.Event()
     began = asyncio.Event()
 
@@ -189,7 +189,7 @@ async def test_an_async_function_runs_on_the_loop_and_is_cancelled_with_its_call
     assert ended.is_set()
 
 
-async def test_a_plain_function_that_never_ends_costs_its_caller_the_timeout() -> None:
+async def test_a_plain_function_that_never_ends() -> None:
     release = threading.Event()
 
     def hang() -> None:
@@ -200,7 +200,7 @@ async def test_a_plain_function_that_never_ends_costs_its_caller_the_timeout() -
     release.set()
 
 
-async def test_a_timeout_of_its_own_is_a_failure_and_not_our_timeout() -> None:
+async def test_a_timeout_error_of_the_function_itself() -> None:
     def fetch() -> None:
         raise TimeoutError("the other side is slow")
 
@@ -209,7 +209,7 @@ async def test_a_timeout_of_its_own_is_a_failure_and_not_our_timeout() -> None:
     assert not isinstance(raised.value, ToolTimeoutError)
 
 
-async def test_methods_partials_and_callable_objects_are_functions_too() -> None:
+async def test_methods_partials_and_callable_objects() -> None:
     class Counter:
         def __init__(self) -> None:
             self.count = 0
@@ -240,7 +240,7 @@ async def test_methods_partials_and_callable_objects_are_functions_too() -> None
         register(lambda: 1)
 
 
-async def test_odd_parameters() -> None:
+async def test_unusual_parameters() -> None:
     def odd(first: int, /, copy: str = "c", *, class_: str = "k", **more: Any) -> list[Any]:
         return [first, copy, class_, more]
 
@@ -249,15 +249,15 @@ async def test_odd_parameters() -> None:
     assert await tools.handle("tools.odd", [5, "d"], {"class_": "x"}) == [5, "d", "x", {}]
 
 
-def test_what_cannot_be_told_as_data_is_refused_at_once() -> None:
+def test_hints_that_are_not_data_are_refused() -> None:
     def lock(it: threading.Lock) -> None: ...
 
     with pytest.raises(ConfigurationError, match="lock: its type hints do not describe data"):
         register(lock)
 
 
-async def test_context_of_the_caller_reaches_the_thread() -> None:
-    user = contextvars.ContextVar("user", default="nobody")
+async def test_context_variables_in_the_thread() -> None:
+    user = contextvars.ContextVar("user", default="unknown")
 
     def who() -> str:
         return user.get()
@@ -319,7 +319,7 @@ async def test_functions_of_a_module_are_called(module: str) -> None:
         await tools.call("stats.later", {"n": 4})
 
 
-async def test_a_module_that_cannot_be_imported_costs_its_own_tools_only(module: str, tmp_path: Path) -> None:
+async def test_a_module_that_cannot_be_imported_affects_only_its_tools(module: str, tmp_path: Path) -> None:
     (tmp_path / f"{module}.py").write_text("import no_such_package_here\n")
     tools = module_tools(f"name: stats\ntype: python\nmodule: {module}\n")
     tools.add(register(mean))
@@ -331,13 +331,13 @@ async def test_a_module_that_cannot_be_imported_costs_its_own_tools_only(module:
     assert await tools.call("mean", {"numbers": [1]}) == 1
 
 
-async def test_a_function_that_is_not_there_is_named(module: str) -> None:
+async def test_a_missing_function_is_named(module: str) -> None:
     tools = module_tools(f"name: stats\ntype: python\nmodule: {module}\nfunctions: [duoble]\n")
     with pytest.raises(ToolCallError, match="has no function duoble; did you mean double"):
         await tools.call("stats.duoble")
 
 
-async def test_values_arrive_as_they_are_where_no_hint_says_otherwise() -> None:
+async def test_values_without_hints_are_unchanged() -> None:
     got: list[Any] = []
 
     def take(value, text: str = "", exact: decimal.Decimal | None = None, numbers: list[int] | None = None, **more):  # type: ignore[no-untyped-def]
@@ -366,7 +366,7 @@ async def test_values_arrive_as_they_are_where_no_hint_says_otherwise() -> None:
         await tools.call("take", {"value": 1, "numbers": ("x",)})
 
 
-async def test_a_plain_function_around_an_async_one_is_called_as_it_is() -> None:
+async def test_a_plain_function_that_wraps_an_async_one() -> None:
     async def double(x: int) -> int:
         return 2 * x
 
@@ -391,6 +391,6 @@ async def test_a_plain_function_around_an_async_one_is_called_as_it_is() -> None
 
 
 @pytest.mark.parametrize("name", ["list", "search", "describe", "describe.more"])
-async def test_a_name_that_tools_has_for_itself_is_refused(name: str) -> None:
+async def test_reserved_names_are_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match="is a function of tools itself"):
         register(mean, name=name)

@@ -30,11 +30,11 @@ class Servant:
         self.tools = [Tool(name=tool, parameters={"type": "object"}, timeout=60) for tool in tools]
         self.fails = fails
         self.answers = answers
-        self.asked = 0
+        self.requests = 0
         self.closed = 0
 
     async def definitions(self) -> Sequence[Tool]:
-        self.asked += 1
+        self.requests += 1
         await asyncio.sleep(0)
         if self.fails is not None:
             raise self.fails
@@ -53,7 +53,7 @@ def names(found: list[dict[str, Any]]) -> list[str]:
     return [one["name"] for one in found]
 
 
-def test_a_provider_is_what_the_seam_says() -> None:
+def test_providers_satisfy_the_protocol() -> None:
     assert isinstance(Servant("a"), ToolProvider)
     assert isinstance(register(len, name="length"), ToolProvider)
 
@@ -78,7 +78,7 @@ async def test_everything_is_listed_by_name() -> None:
     )
 
 
-async def test_code_inside_lists_searches_describes_and_calls() -> None:
+async def test_calls_of_code() -> None:
     tools = catalog(CURL, ECHO)
     assert names(await tools.handle("tools.list", [], {})) == ["curl", "echo"]
     assert names(await tools.handle("tools.curl.list", [], {})) == ["get", "slow"]
@@ -91,13 +91,13 @@ async def test_code_inside_lists_searches_describes_and_calls() -> None:
         await tools.handle("tools", [], {})
 
 
-async def test_a_tool_that_is_called_list_is_called() -> None:
+async def test_a_tool_with_the_name_list() -> None:
     tools = ToolRegistry([Servant("box", "box.list", answers=["a"])])
     assert await tools.handle("tools.box.list", [], {}) == ["a"]
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "expected"),
     [
         ("ecoh", "there is no tool ecoh; did you mean echo?"),
         ("zzz", "there is no tool zzz; there is box, curl, echo"),
@@ -106,12 +106,12 @@ async def test_a_tool_that_is_called_list_is_called() -> None:
         ("box", "box itself cannot be called; there is box.open, box.shut"),
     ],
 )
-async def test_what_is_not_there_is_told_with_what_is_near(name: str, told: str) -> None:
+async def test_unknown_names_have_similar_names(name: str, expected: str) -> None:
     tools = catalog(CURL, ECHO)
     tools.add(Servant("box", "box.open", "box.shut"))
     with pytest.raises(ToolNotFoundError) as raised:
         await tools.call(name)
-    assert str(raised.value).startswith(told)
+    assert str(raised.value).startswith(expected)
     assert isinstance(raised.value, KeyError)
 
 
@@ -120,13 +120,13 @@ async def test_names_with_a_dash_are_found() -> None:
     assert await tools.call("box.open-it") == "yes"
 
 
-async def test_a_tool_in_the_place_of_another_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_replaced_tool_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     tools = ToolRegistry([Servant("box", "box.open", "box.shut")])
     tools.add(Servant("box", "box.open"))
     for _ in range(2):
         assert callable_names(await tools.list()) == ["box.open", "box.shut"]
-    told = [record.getMessage() for record in caplog.records]
-    assert told == ["there are two tools box.open; the one that was registered last is called"]
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == ["there are two tools box.open; the one that was registered last is called"]
 
 
 # --- providers that fail ----------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ async def test_a_tool_in_the_place_of_another_is_told_of_once(caplog: pytest.Log
 @pytest.mark.parametrize(
     "fails", [ToolCallError("it is down"), ConfigurationError("it is down"), OSError("it is down")]
 )
-async def test_a_provider_that_fails_costs_its_own_tools_only(fails: Exception) -> None:
+async def test_a_provider_that_fails_affects_only_its_tools(fails: Exception) -> None:
     tools = catalog(ECHO)
     tools.add(Servant("down", fails=fails))
     listed = await tools.list()
@@ -149,26 +149,26 @@ async def test_a_provider_that_fails_costs_its_own_tools_only(fails: Exception) 
         await tools.call("down.anything")
 
 
-async def test_one_that_failed_is_tried_again_when_it_is_called_and_not_when_somebody_looks_around() -> None:
+async def test_a_failed_provider_is_retried_by_calls_and_not_by_listings() -> None:
     servant = Servant("box", "box.open", fails=OSError("not yet"))
     tools = ToolRegistry([servant])
     for _ in range(3):
         await tools.list()
-    assert servant.asked == 1
+    assert servant.requests == 1
     servant.fails = None
     assert await tools.call("box.open") == "yes"
     assert callable_names(await tools.list()) == ["box.open"]
 
 
-async def test_those_who_wait_for_one_that_fails_share_its_answer() -> None:
+async def test_concurrent_callers_of_a_failed_provider_share_the_error() -> None:
     servant = Servant("box", fails=OSError("no"))
     tools = ToolRegistry([servant])
     ended = await asyncio.gather(*(tools.call("box.open") for _ in range(20)), return_exceptions=True)
     assert all(isinstance(problem, ToolCallError) for problem in ended)
-    assert servant.asked < 20
+    assert servant.requests < 20
 
 
-async def test_what_a_provider_has_may_change() -> None:
+async def test_the_tools_of_a_provider_may_change() -> None:
     servant = Servant("box", "box.open")
     tools = ToolRegistry([servant])
     assert callable_names(await tools.list()) == ["box.open"]
@@ -179,23 +179,21 @@ async def test_what_a_provider_has_may_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "error", "told"),
+    ("answers", "error", "expected"),
     [
         (OSError("disk gone"), ToolCallError, "box.open failed: OSError: disk gone"),
         (TimeoutError("socket"), ToolCallError, "box.open failed: socket"),
         (ToolTimeoutError("too slow"), ToolTimeoutError, "too slow"),
     ],
 )
-async def test_whatever_a_provider_raises_is_an_error_of_the_call(
-    answers: Exception, error: type[Exception], told: str
-) -> None:
+async def test_exceptions_of_providers(answers: Exception, error: type[Exception], expected: str) -> None:
     with pytest.raises(error) as raised:
         await ToolRegistry([Servant("box", "box.open", answers=answers)]).call("box.open")
-    assert str(raised.value) == told
+    assert str(raised.value) == expected
     assert type(raised.value) is error
 
 
-async def test_secrets_are_in_no_result_no_error_and_no_stream() -> None:
+async def test_results_errors_and_streams_are_redacted() -> None:
     secrets = Secrets({"KEY": "hunter2"})
     servant = Servant("box", "box.open", answers={"token": "hunter2", "all": [b"hunter2"]})
     tools = ToolRegistry([servant], secrets=secrets)
@@ -209,7 +207,7 @@ async def test_secrets_are_in_no_result_no_error_and_no_stream() -> None:
     assert "hunter2" not in str(await tools.list())
 
 
-async def test_closing_ends_every_provider_also_when_one_fails() -> None:
+async def test_closing_closes_every_provider() -> None:
     class Stubborn(Servant):
         async def close(self) -> None:
             await super().close()
@@ -222,7 +220,7 @@ async def test_closing_ends_every_provider_also_when_one_fails() -> None:
     assert [servant.closed for servant in servants] == [1, 1]
 
 
-async def test_of_two_of_one_name_the_later_is_called() -> None:
+async def test_the_later_of_two_tools_with_the_same_name_is_called() -> None:
     tools = ToolRegistry([Servant("box", "box.open", "box.shut", answers="old")])
     tools.add(Servant("box", "box.open", answers="new"))
     assert await tools.call("box.open") == "new"
@@ -233,27 +231,27 @@ async def test_of_two_of_one_name_the_later_is_called() -> None:
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 
-async def test_output_is_streamed_when_the_definition_or_the_code_asks() -> None:
+async def test_streaming_by_definition_and_by_call() -> None:
     for text, wanted, streamed in [
         (ECHO, None, False),
         (ECHO, True, True),
         (ECHO + "stream: true\n", None, True),
         (ECHO + "stream: true\n", False, False),
     ]:
-        said: list[str] = []
-        asked = {} if wanted is None else {"_stream": wanted}
-        assert await catalog(text).handle("tools.echo", ["hi"], asked, said.append) == "hi\n"
-        assert said == (["hi\n"] if streamed else [])
+        output: list[str] = []
+        arguments = {} if wanted is None else {"_stream": wanted}
+        assert await catalog(text).handle("tools.echo", ["hi"], arguments, output.append) == "hi\n"
+        assert output == (["hi\n"] if streamed else [])
 
 
-async def test_nobody_to_stream_to_is_fine() -> None:
+async def test_streaming_without_a_listener() -> None:
     assert await catalog(ECHO + "stream: true\n").handle("tools.echo", ["hi"], {"_stream": True}) == "hi\n"
 
 
 # --- searching and describing -----------------------------------------------------------------------------------------
 
 
-async def test_search_finds_by_name_description_parameter_and_tag() -> None:
+async def test_search_compares_name_description_parameters_and_tags() -> None:
     tools = catalog(CURL, ECHO, search=LibrarySearch(None, "search/tools", embedder=False))
     [found] = await tools.search("simple")
     assert (found["name"], names(found["recipes"])) == ("curl", ["get", "slow"])
@@ -265,13 +263,13 @@ async def test_search_finds_by_name_description_parameter_and_tag() -> None:
     assert await tools.search("xylophone") == []
 
 
-async def test_describe_puts_what_fits_the_task_first_and_keeps_its_length() -> None:
+async def test_describe_with_a_task() -> None:
     def make(number: int) -> Any:
         def tool(value: int) -> int:
             return value
 
         tool.__name__ = f"tool_{number}"
-        tool.__doc__ = f"Does thing number {number}, which nobody needs to know much about."
+        tool.__doc__ = f"Does thing number {number}, with a long description."
         return tool
 
     def weather(city: str) -> str:
@@ -289,7 +287,7 @@ async def test_describe_puts_what_fits_the_task_first_and_keeps_its_length() -> 
     assert await ToolRegistry().describe() == ""
 
 
-async def test_the_error_of_a_provider_that_fails_does_not_grow_with_each_call() -> None:
+async def test_tracebacks_of_repeated_errors_do_not_grow() -> None:
     failure = ConfigurationError("it is down")
     tools = ToolRegistry([Servant("down", fails=failure)])
     for _ in range(50):
@@ -303,7 +301,7 @@ async def test_the_error_of_a_provider_that_fails_does_not_grow_with_each_call()
 WC = "name: wc\ncommand: wc\nstdin: text"
 
 
-async def test_a_name_of_millions_of_letters_is_not_looked_at_long() -> None:
+async def test_a_name_of_millions_of_letters() -> None:
     tools = catalog(WC)
     for name in ("a" * 3_000_000, "wc." + "b" * 3_000_000, "." * 3_000_000):
         with pytest.raises(ToolNotFoundError) as missing:
@@ -311,7 +309,7 @@ async def test_a_name_of_millions_of_letters_is_not_looked_at_long() -> None:
         assert len(str(missing.value)) < 500
 
 
-def test_near_names_are_found_among_thousands_of_long_ones() -> None:
+def test_similar_names_among_thousands() -> None:
     letters = random.Random(1)
     names = ["".join(letters.choices("abcdefgh_", k=90)) for _ in range(8000)]
     assert did_you_mean(names[5000][:-2] + "xx", names) == f"; did you mean {names[5000]}?"

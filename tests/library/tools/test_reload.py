@@ -131,7 +131,7 @@ class CountingStore(MemoryStore):
         return await super().list(prefix)
 
 
-async def test_a_call_asks_the_store_for_nothing() -> None:
+async def test_a_call_does_not_read_the_store() -> None:
     store = CountingStore()
     await store.put("tools/a.yaml", echo("a", "one"))
     tools = registry(store)

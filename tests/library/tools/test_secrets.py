@@ -16,7 +16,7 @@ from tests.support.tools import catalog
 KEY = 'k3y/with "odd" +chars'
 
 
-def test_names_are_looked_up_each_time() -> None:
+def test_variables_are_read_each_time() -> None:
     environment = {"TOKEN": "first-value"}
     secrets = Secrets(environment)
     assert secrets.substitute("Bearer ${TOKEN}!") == "Bearer first-value!"
@@ -27,14 +27,14 @@ def test_names_are_looked_up_each_time() -> None:
     assert secrets.substitute("$TOKEN costs 5 $") == "$TOKEN costs 5 $"
 
 
-def test_a_missing_one_is_named() -> None:
+def test_a_missing_variable_is_named() -> None:
     with pytest.raises(ConfigurationError, match="the environment variable TOKEN is not set"):
         Secrets({}).substitute("Bearer ${TOKEN}")
     with pytest.raises(ConfigurationError, match="names no environment variable"):
         Secrets({}).substitute("${a b}")
 
 
-def test_a_value_is_hidden_however_it_is_written() -> None:
+def test_values_are_redacted_in_all_encodings() -> None:
     secrets = Secrets({"KEY": KEY})
     secrets.substitute("${KEY}")
     encoded = base64.b64encode(KEY.encode()).decode()
@@ -44,7 +44,7 @@ def test_a_value_is_hidden_however_it_is_written() -> None:
         assert "k3y" not in hidden
 
 
-def test_data_is_cleared_all_through() -> None:
+def test_data_are_redacted() -> None:
     secrets = Secrets({"KEY": "hunter2"})
     data = {"hunter2": ["a hunter2", ("hunter2", b"x hunter2 \xff", 5, None)]}
     assert secrets.redact_data(data) == data
@@ -52,19 +52,19 @@ def test_data_is_cleared_all_through() -> None:
     assert secrets.redact_data(data) == {"${KEY}": ["a ${KEY}", ("${KEY}", b"x ${KEY} \xff", 5, None)]}
 
 
-def test_what_is_too_short_is_no_secret() -> None:
+def test_short_values_are_not_secrets() -> None:
     secrets = Secrets({"FLAG": "1"})
     assert secrets.substitute("${FLAG}") == "1"
     assert secrets.redact("1 of 11") == "1 of 11"
 
 
-def test_of_two_where_one_begins_the_other_the_longer_is_hidden_whole() -> None:
+def test_a_secret_that_begins_with_another() -> None:
     secrets = Secrets({"A": "abcdefgh", "B": "abcdefghijkl"})
     secrets.substitute("${A} ${B}")
     assert secrets.redact("abcdefghijkl abcdefgh") == "${B} ${A}"
 
 
-def test_numbers_flags_and_short_words_are_no_secrets() -> None:
+def test_numbers_flags_and_short_words_are_not_secrets() -> None:
     plain = {
         "PORT": "5432",
         "FLAG": "true",
@@ -83,14 +83,14 @@ def test_numbers_flags_and_short_words_are_no_secrets() -> None:
     assert secrets.redact("12345678 sesameseed aXbYcZ") == "${PIN} ${WORD} ${MIXED}"
 
 
-def test_a_number_in_data_that_is_a_secret_is_hidden() -> None:
+def test_numbers_in_data_are_redacted() -> None:
     secrets = Secrets({"PIN": "12345678"})
     secrets.substitute("${PIN}")
     data = [12345678, 123456780, {12345678}, 10**5000]
     assert secrets.redact_data(data) == ["${PIN}", 123456780, {"${PIN}"}, 10**5000]
 
 
-def test_a_short_value_is_hidden_as_a_word_of_its_own() -> None:
+def test_a_short_value_is_redacted_as_a_separate_word() -> None:
     secrets = Secrets({"V": "v1.2.3", "KEY": "hunt2", "ODD": "#a1!", "ZONE": "us-east", "HEX": "c0ffee"})
     secrets.substitute("${V}${KEY}${ODD}${ZONE}${HEX}")
     for apart in ("v1.2.30", "xhunt2", "hunt23", "us-eastern", "0c0ffee0"):
@@ -102,14 +102,14 @@ def test_a_short_value_is_hidden_as_a_word_of_its_own() -> None:
     assert secrets.redact("x#a1!x") == "x${ODD}x"
 
 
-def test_one_that_no_word_has_in_it_by_chance_is_hidden_anywhere() -> None:
+def test_a_mixed_value_is_redacted_anywhere() -> None:
     secrets = Secrets({"KEY": "hunter2", "ODD": "pa$$wd"})
     secrets.substitute("${KEY}${ODD}")
     assert secrets.redact("passwordhunter2x and xpa$$wdx") == "password${KEY}x and x${ODD}x"
     assert secrets.redact_bytes(b"hunter23") == b"${KEY}3"
 
 
-def test_a_short_value_is_hidden_in_all_encodings() -> None:
+def test_a_short_value_is_redacted_in_all_encodings() -> None:
     secrets = Secrets({"KEY": "hunter2"})
     secrets.substitute("${KEY}")
     for written in (base64.b64encode(b"hunter2").decode(), base64.b64encode(b"u:hunter2").decode()):
@@ -124,26 +124,26 @@ def test_a_short_value_is_hidden_in_all_encodings() -> None:
     ),
     st.integers(1, 5),
 )
-def test_a_stream_is_cleared_also_where_a_value_is_cut(parts: list[str], size: int) -> None:
+def test_a_stream_is_redacted_also_between_pieces(parts: list[str], size: int) -> None:
     secrets = Secrets({"KEY": "hunter2", "SHORT": "hunt2", "LONG": "abcabcab", "LONGER": "abcabcabcdef"})
     secrets.substitute("${KEY}${SHORT}${LONG}${LONGER}")
     text = "".join(parts)
-    said: list[str] = []
-    stream = secrets.redacting(said.append)
+    output: list[str] = []
+    stream = secrets.redacting(output.append)
     for start in range(0, len(text), size):
         stream(text[start : start + size])
     stream.end()
-    assert "".join(said) == secrets.redact(text)
+    assert "".join(output) == secrets.redact(text)
 
 
-def test_a_stream_keeps_back_only_what_may_be_a_secret() -> None:
+def test_a_stream_holds_back_only_what_may_be_a_secret() -> None:
     secrets = Secrets({"KEY": "hunter2"})
     secrets.substitute("${KEY}")
-    said: list[str] = []
-    stream = secrets.redacting(said.append)
+    output: list[str] = []
+    stream = secrets.redacting(output.append)
     stream("50 %")
     stream(" hunt")
-    assert said == ["50 %", " "]
+    assert output == ["50 %", " "]
 
 
 KEY = "sk-LIVE-0123456789abcdefXYZ"
@@ -165,7 +165,7 @@ def parts_of(text: str, least: int = 4) -> list[str]:
 
 
 @pytest.mark.parametrize(("stream", "shown"), [("stderr", 4000), ("stderr", 32 * 1024), ("stdout", 2000)])
-async def test_an_error_that_is_cut_has_no_rest_of_a_secret(stream: str, shown: int) -> None:
+async def test_a_shortened_error_has_no_rest_of_a_secret(stream: str, shown: int) -> None:
     tools = catalog(LOUD % stream, environment={"TOK": KEY})
     for padding in (shown - len(KEY) + 1, shown - len(KEY) // 2, shown - 5):
         with pytest.raises(ToolCallError) as failed:
@@ -174,7 +174,7 @@ async def test_an_error_that_is_cut_has_no_rest_of_a_secret(stream: str, shown: 
         assert parts_of(failed.value.stderr or "") == []
 
 
-async def test_neither_side_of_the_gap_in_long_output_has_a_part_of_a_secret() -> None:
+async def test_long_output_has_no_part_of_a_secret_at_the_gap() -> None:
     half = 5 * 1024 * 1024
     code = f"import os; t=os.environ['T']; print('a'*({half}-9)+t+'b'*{half + 99}+t+'c'*({half}-10))"
     tools = catalog(
@@ -187,7 +187,7 @@ async def test_neither_side_of_the_gap_in_long_output_has_a_part_of_a_secret() -
     assert text.rstrip().endswith("cccc")
 
 
-def test_no_part_of_a_secret_is_left_at_a_cut() -> None:
+def test_pieces_have_no_part_of_a_secret_at_their_ends() -> None:
     secrets = Secrets({"KEY": KEY})
     secrets.substitute("${KEY}")
     filler = b"~" * 100
@@ -201,7 +201,7 @@ def test_no_part_of_a_secret_is_left_at_a_cut() -> None:
 
 @pytest.mark.parametrize("before", ["", "u", "us", "user:", "alice@example.com:"])
 @pytest.mark.parametrize("after", ["", "!", "!!", "\n"])
-def test_a_secret_amid_other_text_in_base64_is_hidden(before: str, after: str) -> None:
+def test_a_secret_within_base64_is_redacted(before: str, after: str) -> None:
     secrets = Secrets({"KEY": KEY})
     secrets.substitute("${KEY}")
     for encode in (base64.b64encode, base64.urlsafe_b64encode):

@@ -1,4 +1,4 @@
-"""An MCP server in plain Python that misbehaves as it is told: `unruly.py BEHAVIOUR`; quick to start."""
+"""An MCP server in plain Python that misbehaves: `unruly.py BEHAVIOUR`; quick to start."""
 
 import json
 import os
@@ -28,8 +28,8 @@ def text(content: str) -> dict[str, object]:
     return {"content": [{"type": "text", "text": content}]}
 
 
-def say_raw(asked: object, result: str) -> None:
-    sys.stdout.write(f'{{"jsonrpc": "2.0", "result": {result}, "id": {json.dumps(asked)}}}\n')
+def say_raw(request: object, result: str) -> None:
+    sys.stdout.write(f'{{"jsonrpc": "2.0", "result": {result}, "id": {json.dumps(request)}}}\n')
     sys.stdout.flush()
 
 
@@ -40,7 +40,7 @@ ODD_RESULTS = {
 }
 
 
-def do(what: str, asked: object) -> dict[str, object] | None:
+def do(what: str, request: object) -> dict[str, object] | None:
     """The result of `do`, or None for none at all."""
     if what == "hang":  # and read nothing any more
         time.sleep(3600)
@@ -65,7 +65,7 @@ def do(what: str, asked: object) -> dict[str, object] | None:
         while True:
             sys.stdout.write("x" * 65536)
     if what in ODD_RESULTS:
-        say_raw(asked, ODD_RESULTS[what])
+        say_raw(request, ODD_RESULTS[what])
         return None
     if what == "nonsense":
         return {"content": "this is no list"}

@@ -24,7 +24,7 @@ async def pid_of(server: McpProvider) -> int:
     return int(str(await server.call(DO, {})).removeprefix("pid "))
 
 
-async def test_names_that_python_cannot_write_are_written_otherwise(unruly: Make) -> None:
+async def test_python_names_of_tools_and_parameters(unruly: Make) -> None:
     server = unruly()
     tools = {tool.name: tool for tool in await server.definitions()}
     assert list(tools) == ["odd.echo", "odd.do", "odd.odd_names_2", "odd.odd_names"]
@@ -33,12 +33,12 @@ async def test_names_that_python_cannot_write_are_written_otherwise(unruly: Make
     assert await server.call(odd, {"user_id": 1, "from_": "x"}) == {"user-id": 1, "from": "x"}
 
 
-async def test_a_banner_before_the_first_message_is_passed_over(unruly: Make) -> None:
+async def test_a_banner_is_ignored(unruly: Make) -> None:
     assert await unruly("banner").call(ECHO, {"text": "hi"}) == {"text": "hi"}
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "complaint"),
+    ("behaviour", "message"),
     [
         ("dies", r"the MCP server odd did not start: it ended; its standard error: cannot start: no licence"),
         ("silent", r"the MCP server odd did not start: it did not start within 1 s"),
@@ -47,17 +47,17 @@ async def test_a_banner_before_the_first_message_is_passed_over(unruly: Make) ->
         ("deep-list", r"odd did not list its tools within 4 s"),
     ],
 )
-async def test_a_server_that_does_not_start_says_why(unruly: Make, behaviour: str, complaint: str) -> None:
+async def test_errors_at_the_start(unruly: Make, behaviour: str, message: str) -> None:
     server = unruly(behaviour, startup_timeout={"silent": 1, "deep-list": 4}.get(behaviour, 60))
-    with pytest.raises(ToolCallError, match=complaint):
+    with pytest.raises(ToolCallError, match=message):
         await server.definitions()
     # A call says the same, and is not kept waiting for more than its own time.
     if "list" not in behaviour:
-        with pytest.raises(ToolCallError, match=complaint):
+        with pytest.raises(ToolCallError, match=message):
             await server.call(ECHO, {"text": "hi"})
 
 
-async def test_a_call_after_a_start_that_hung_fails_at_once(unruly: Make) -> None:
+async def test_calls_after_a_start_that_timed_out_fail_at_once(unruly: Make) -> None:
     server = unruly("silent", startup_timeout=2)
     for most in (20.0, 1.0, 1.0):
         async with asyncio.timeout(most):
@@ -65,7 +65,7 @@ async def test_a_call_after_a_start_that_hung_fails_at_once(unruly: Make) -> Non
                 await server.call(ECHO, {"text": "hi"})
 
 
-async def test_many_calls_share_one_start_and_its_failure(unruly: Make, tmp_path: Path) -> None:
+async def test_concurrent_calls_share_one_start(unruly: Make, tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     server = unruly(command="sh", args=["-c", f"echo start >> {starts}; exit 1"])
     answers = await asyncio.gather(*(server.call(ECHO, {"text": "hi"}) for _ in range(20)), return_exceptions=True)
@@ -73,7 +73,7 @@ async def test_many_calls_share_one_start_and_its_failure(unruly: Make, tmp_path
     assert starts.read_text() == "start\n"
 
 
-async def test_a_program_that_is_not_there_is_named(unruly: Make, tmp_path: Path) -> None:
+async def test_a_missing_program_is_named(unruly: Make, tmp_path: Path) -> None:
     with pytest.raises(ToolCallError, match="there is no program 'no-such-server'"):
         await unruly(command="no-such-server").definitions()
     with pytest.raises(ToolCallError, match=f"there is no folder {tmp_path}/gone"):
@@ -86,7 +86,7 @@ async def test_a_program_that_is_not_there_is_named(unruly: Make, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("what", "complaint"),
+    ("what", "message"),
     [
         ("exit", r"odd failed in odd\.do: it ended; its standard error: out of ideas\. The next call starts it again"),
         ("crash", r"odd failed in odd\.do: it ended\. The next call starts it again"),
@@ -96,12 +96,10 @@ async def test_a_program_that_is_not_there_is_named(unruly: Make, tmp_path: Path
         ("null", r"odd failed in odd\.do: its answer is not valid MCP: Input should be"),
     ],
 )
-async def test_a_server_that_fails_in_a_call_says_how_and_the_next_call_works(
-    unruly: Make, what: str, complaint: str
-) -> None:
+async def test_a_server_that_ends_in_a_call_is_started_again(unruly: Make, what: str, message: str) -> None:
     server = unruly()
     before = await pid_of(server)
-    with pytest.raises(ToolCallError, match=complaint):
+    with pytest.raises(ToolCallError, match=message):
         await server.call(Tool(name="odd.do", timeout=100), {"what": what})
     after = await pid_of(server)
     stays = what in ("nonsense", "null")
@@ -110,7 +108,7 @@ async def test_a_server_that_fails_in_a_call_says_how_and_the_next_call_works(
 
 
 @pytest.mark.parametrize("what", ["endless", "deeper"])
-async def test_an_answer_that_cannot_be_read_ends_with_the_timeout_of_the_call(unruly: Make, what: str) -> None:
+async def test_an_unreadable_answer(unruly: Make, what: str) -> None:
     server = unruly()
     await pid_of(server)
     with pytest.raises(ToolTimeoutError):
@@ -127,7 +125,7 @@ async def test_a_server_that_hangs_is_ended_and_started_again(unruly: Make) -> N
     await until(lambda: not alive(before))
 
 
-async def test_a_server_that_does_not_listen_holds_up_nobody(unruly: Make) -> None:
+async def test_a_server_that_does_not_read_blocks_no_other_call(unruly: Make) -> None:
     server = unruly()
     before = await pid_of(server)
     hanging = asyncio.create_task(server.call(DO, {"what": "hang"}))
@@ -141,7 +139,7 @@ async def test_a_server_that_does_not_listen_holds_up_nobody(unruly: Make) -> No
     assert await pid_of(server) != before
 
 
-async def test_a_server_that_leaves_one_call_unanswered_is_kept(unruly: Make) -> None:
+async def test_a_server_that_does_not_answer_one_call_is_kept(unruly: Make) -> None:
     server = unruly(ping_timeout=60)
     before = await pid_of(server)
     with pytest.raises(ToolTimeoutError):
@@ -149,7 +147,7 @@ async def test_a_server_that_leaves_one_call_unanswered_is_kept(unruly: Make) ->
     assert await pid_of(server) == before
 
 
-async def test_a_flood_is_over_when_its_call_is(unruly: Make) -> None:
+async def test_endless_output_ends_the_server(unruly: Make) -> None:
     server = unruly()
     before = await pid_of(server)
     with pytest.raises(ToolTimeoutError):
@@ -157,7 +155,7 @@ async def test_a_flood_is_over_when_its_call_is(unruly: Make) -> None:
     assert await pid_of(server) != before
 
 
-async def test_a_cancelled_call_leaves_no_hanging_server(unruly: Make) -> None:
+async def test_a_server_that_hangs_in_a_cancelled_call_is_ended(unruly: Make) -> None:
     server = unruly()
     before = await pid_of(server)
     call = asyncio.create_task(server.call(DO, {"what": "hang"}))
@@ -176,11 +174,11 @@ async def test_a_server_killed_between_two_calls_is_started_again(unruly: Make) 
     await until(lambda: not alive(before))
     await asyncio.sleep(0.2)
     assert await pid_of(server) != before
-    # It has the same tools, so nobody has to look at them again.
+    # It has the same tools, so they need not be listed again.
     assert await server.definitions() is tools
 
 
-async def test_a_server_at_work_for_others_is_not_ended_for_one_call_that_was_too_slow(unruly: Make) -> None:
+async def test_a_server_that_answers_others_is_not_ended_for_a_slow_call(unruly: Make) -> None:
     server = unruly()
     before = await pid_of(server)
     works = asyncio.create_task(server.call(DO, {"what": "work"}))
@@ -207,7 +205,7 @@ async def test_closing_ends_the_server_and_what_it_started(unruly: Make, behavio
         await server.call(DO, {})
 
 
-async def test_closing_while_it_starts_or_works_leaves_nothing(unruly: Make) -> None:
+async def test_closing_during_a_start_or_a_call(unruly: Make) -> None:
     starting = unruly("silent", startup_timeout=60)
     waiting = asyncio.create_task(starting.definitions())
     await asyncio.sleep(0.3)
@@ -224,11 +222,11 @@ async def test_closing_while_it_starts_or_works_leaves_nothing(unruly: Make) -> 
     assert not alive(pid)
 
 
-async def test_a_large_answer_arrives_whole(unruly: Make) -> None:
+async def test_a_large_answer(unruly: Make) -> None:
     assert len(await unruly().call(DO, {"what": "big"})) == 5_000_000
 
 
-async def test_a_server_sees_only_the_environment_it_is_given(unruly: Make) -> None:
+async def test_environment_of_a_server(unruly: Make) -> None:
     os.environ["CARREL_TEST_UNSEEN"] = "1"
     secrets = Secrets({"TOKEN_HERE": "mellon-mellon"})
     try:
@@ -243,7 +241,7 @@ async def test_a_server_sees_only_the_environment_it_is_given(unruly: Make) -> N
     assert "mellon" not in str(failed.value)
 
 
-async def test_secrets_are_filled_in_and_never_told(unruly: Make) -> None:
+async def test_secrets_are_substituted_and_redacted(unruly: Make) -> None:
     server = unruly(env={"TOKEN": "${TOKEN_HERE}"}, secrets=Secrets({"TOKEN_HERE": "mellon-mellon"}))
     with pytest.raises(ToolCallError, match=re.escape("odd.do: bad token ${TOKEN_HERE}")):
         await server.call(DO, {"what": "secret"})
@@ -251,7 +249,7 @@ async def test_secrets_are_filled_in_and_never_told(unruly: Make) -> None:
         await unruly(env={"TOKEN": "${NOT_THERE}"}, secrets=Secrets({})).definitions()
 
 
-async def test_complaints_that_are_cut_have_no_rest_of_a_secret(unruly: Make) -> None:
+async def test_shortened_errors_have_no_part_of_a_secret(unruly: Make) -> None:
     key = "sk-LIVE-0123456789abcdefXYZ"
     for padding in (4000 - 12, 4096 - 12, 32 * 1024 - 12):
         loud = f"printf %s $TOKEN >&2; head -c {padding} /dev/zero | tr '\\0' '~' >&2; exit 1"
@@ -262,7 +260,7 @@ async def test_complaints_that_are_cut_have_no_rest_of_a_secret(unruly: Make) ->
 
 
 @pytest.mark.parametrize("what", ["leave", "daemon"])
-async def test_what_left_the_servers_group_ends_with_it(unruly: Make, what: str) -> None:
+async def test_processes_that_left_the_group_end_with_the_server(unruly: Make, what: str) -> None:
     server, other = unruly(), unruly()
     gone, stays = int(await server.call(DO, {"what": what})), int(await other.call(DO, {"what": what}))
     assert os.getsid(gone) != os.getsid(await pid_of(server))

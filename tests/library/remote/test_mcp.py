@@ -18,7 +18,7 @@ async def make_tools(server: McpProvider) -> dict[str, Tool]:
 
 
 @EVERY_TRANSPORT
-async def test_everything_a_server_answers_is_data(official: McpProvider, tmp_path: Path) -> None:
+async def test_results_are_data(official: McpProvider, tmp_path: Path) -> None:
     assert isinstance(official, ToolProvider)
     tools = await make_tools(official)
     assert tools["moved"].description == "Move a point."
@@ -39,9 +39,9 @@ async def test_everything_a_server_answers_is_data(official: McpProvider, tmp_pa
     together = await asyncio.gather(*(official.call(tools["say_hello"], {"name": str(n)}) for n in range(20)))
     assert together == [f"hello {n}" for n in range(20)]
 
-    told: list[str] = []
-    assert await official.call(tools["count"], {"to": 3}, told.append) == "counted"
-    assert told == ["1/3 at 1\n", "2/3 at 2\n", "3/3 at 3\n"]
+    expected: list[str] = []
+    assert await official.call(tools["count"], {"to": 3}, expected.append) == "counted"
+    assert expected == ["1/3 at 1\n", "2/3 at 2\n", "3/3 at 3\n"]
 
     mark = tmp_path / "mark"
     slow = asyncio.create_task(official.call(tools["wait"], {"seconds": 3600, "mark": str(mark)}))
@@ -56,9 +56,7 @@ async def test_everything_a_server_answers_is_data(official: McpProvider, tmp_pa
 
 
 @EVERY_TRANSPORT
-async def test_a_call_that_takes_too_long_is_cancelled_at_the_server_and_others_go_on(
-    official: McpProvider, tmp_path: Path
-) -> None:
+async def test_a_call_that_takes_too_long_is_cancelled_at_the_server(official: McpProvider, tmp_path: Path) -> None:
     tools = await make_tools(official)
     mark = tmp_path / "mark"
     hurried = Tool(name="kind.wait", timeout=2)
@@ -68,7 +66,7 @@ async def test_a_call_that_takes_too_long_is_cancelled_at_the_server_and_others_
     assert await official.call(tools["say_hello"], {"name": "Ada"}) == "hello Ada"
 
 
-async def test_a_server_that_says_it_has_other_tools_now_is_asked_again(official: McpProvider) -> None:
+async def test_changed_tools_are_listed_again(official: McpProvider) -> None:
     before = await official.definitions()
     assert await official.definitions() is before
     assert await official.call((await make_tools(official))["grow"], {}) == "grown"

@@ -13,16 +13,16 @@ from carrel.library.tools.registry import ToolRegistry
 from carrel.library.tools.secrets import Secrets
 from carrel.storage.memory import MemoryStore
 from tests.library.remote.conftest import SERVERS
-from tests.library.remote.web import Answer, Asked, Web
 from tests.support.tools import callable_names
+from tests.support.web_server import Answer, WebRequest, WebServer
 
-Serve = Callable[[Callable[[Asked], Answer]], Web]
+Serve = Callable[[Callable[[WebRequest], Answer]], WebServer]
 SPEC = """{"openapi": "3.1.0", "paths": {"/pets/{id}": {"get": {"operationId": "get-pet", "parameters":
 [{"name": "id", "in": "path", "required": true, "schema": {"type": "integer"}}], "responses": {}}}}}"""
 
 
-async def test_all_kinds_side_by_side_and_one_that_dies_costs_only_itself(web: Serve) -> None:
-    served = web(lambda asked: Answer({"path": asked.path, "token": asked.headers.get("authorization")}))
+async def test_a_server_that_ends_does_not_affect_other_tools(web: Serve) -> None:
+    served = web(lambda request: Answer({"path": request.path, "token": request.headers.get("authorization")}))
     store, secrets = MemoryStore(), Secrets({"TOKEN": "mellon-mellon"})
     files = {
         "odd.yaml": f"""
@@ -69,12 +69,12 @@ async def test_all_kinds_side_by_side_and_one_that_dies_costs_only_itself(web: S
             "token": "Bearer ${TOKEN}",
         }
         assert (await tools.call("shop.get_pet", {"id": 7}))["path"] == "/shop/pets/7"
-        sent = len(served.asked)
+        sent = len(served.requests)
         with pytest.raises(ToolCallError, match="id"):
             await tools.call("shop.get_pet", {"id": "seven"})
         with pytest.raises(ToolCallError, match="repo is missing"):
             await tools.call("git.get_repo", {"owner": "ada"})
-        assert len(served.asked) == sent
+        assert len(served.requests) == sent
         with pytest.raises(ToolCallError, match="no licence"):
             await tools.call("dead.anything", {})
         with pytest.raises(ToolNotFoundError, match="echo"):
@@ -83,12 +83,12 @@ async def test_all_kinds_side_by_side_and_one_that_dies_costs_only_itself(web: S
         await tools.close()
 
 
-async def test_what_a_server_says_of_its_tools_has_no_secret_in_it(unruly: Callable[..., McpProvider]) -> None:
+async def test_descriptions_of_servers_have_no_secrets(unruly: Callable[..., McpProvider]) -> None:
     secrets = Secrets({"TOKEN_HERE": "mellon-mellon"})
     tools = ToolRegistry(
         [unruly("telltale", env={"TOKEN": "${TOKEN_HERE}"}, secrets=secrets)], secrets=secrets, startup_wait=60
     )
-    told = [
+    texts = [
         await tools.list(),
         await tools.handle("tools.list", [], {}),
         await tools.handle("tools.odd.list", [], {}),
@@ -97,7 +97,7 @@ async def test_what_a_server_says_of_its_tools_has_no_secret_in_it(unruly: Calla
         await tools.describe(),
         await tools.describe("tell a tale", docs="line"),
     ]
-    for one in told:
+    for one in texts:
         assert "tale" in str(one)
         assert "mellon" not in str(one)
     with pytest.raises(ToolCallError, match="TOKEN_HERE") as failed:
@@ -125,7 +125,7 @@ async def test_a_reload_restarts_a_server_only_if_its_definition_has_changed() -
         await tools.close()
 
 
-async def test_one_that_is_starting_keeps_nobody_waiting_who_looks_around(unruly: Callable[..., McpProvider]) -> None:
+async def test_listings_do_not_wait_for_a_server_that_is_starting(unruly: Callable[..., McpProvider]) -> None:
     tools = ToolRegistry([unruly("silent", startup_timeout=3)], startup_wait=0.2)
     async with asyncio.timeout(2.5):
         (listed,) = await tools.list()
@@ -135,14 +135,14 @@ async def test_one_that_is_starting_keeps_nobody_waiting_who_looks_around(unruly
         assert len(await tools.describe(limit=40)) <= 40
     (waited,) = await tools.handle("tools.odd.list", [], {})
     assert "it did not start within 3 s" in waited["error"]
-    # Whoever calls it now is told at once.
+    # A call now fails at once.
     async with asyncio.timeout(2):
         with pytest.raises(ToolCallError, match="it did not start within 3 s"):
             await tools.call("odd.echo", {"text": "hi"})
     await tools.close()
 
 
-async def test_one_that_is_still_starting_is_ended_with_the_session(unruly: Callable[..., McpProvider]) -> None:
+async def test_a_server_that_is_starting_is_ended_with_the_session(unruly: Callable[..., McpProvider]) -> None:
     server = unruly("silent", startup_timeout=60)
     tools = ToolRegistry([server], startup_wait=0.1)
     await tools.list()
@@ -150,7 +150,7 @@ async def test_one_that_is_still_starting_is_ended_with_the_session(unruly: Call
         await tools.close()
 
 
-async def test_a_slow_server_is_there_when_it_has_started(unruly: Callable[..., McpProvider]) -> None:
+async def test_a_slow_server_is_listed_when_it_has_started(unruly: Callable[..., McpProvider]) -> None:
     tools = ToolRegistry([unruly()], startup_wait=0.01)
     assert "still starting" in (await tools.list())[0]["error"]
     assert "echo" in {one["name"] for one in await tools.handle("tools.odd.list", [], {})}
@@ -159,7 +159,7 @@ async def test_a_slow_server_is_there_when_it_has_started(unruly: Callable[..., 
     await tools.close()
 
 
-async def test_whoever_looks_again_does_not_wait_again(unruly: Callable[..., McpProvider]) -> None:
+async def test_a_second_listing_does_not_wait_again(unruly: Callable[..., McpProvider]) -> None:
     tools = ToolRegistry([unruly("silent", startup_timeout=60)], startup_wait=2)
     await tools.list()
     # Waiting each time would take twice as long as this, and longer.

@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback whose answers a test writes; it remembers what it was asked."""
+"""A real HTTP server on loopback whose answers a test writes; it records the requests."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 
 @dataclass
-class Asked:
+class WebRequest:
     """One request."""
 
     method: str
@@ -35,11 +35,11 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-class Web:
-    """`Web(lambda asked: Answer({"x": 1}))`; `url` is where it is."""
+class WebServer:
+    """`WebServer(lambda request: Answer({"x": 1}))`; `url` is where it is."""
 
-    def __init__(self, answer: Callable[[Asked], Answer]) -> None:
-        self.asked: list[Asked] = []
+    def __init__(self, answer: Callable[[WebRequest], Answer]) -> None:
+        self.requests: list[WebRequest] = []
         self._open: list[socket.socket] = []
         web = self
 
@@ -54,18 +54,18 @@ class Web:
                 parts = urlsplit(self.path)
                 body = self.rfile.read(int(self.headers.get("content-length") or 0))
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                asked = Asked(self.command, parts.path, parse_qsl(parts.query, True), headers, body)
-                web.asked.append(asked)
+                request = WebRequest(self.command, parts.path, parse_qsl(parts.query, True), headers, body)
+                web.requests.append(request)
                 try:
-                    web.respond(self, answer(asked))
+                    web.respond(self, answer(request))
                 except ConnectionResetError:
-                    # How an answer says that there is none.
+                    # Raised by a function that sends no answer.
                     self.close_connection = True
 
             do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = do_OPTIONS = do_QUERY = handle_any
 
             def log_message(self, *_: object) -> None:
-                """Nothing: the test looks at `asked`."""
+                """Log nothing: tests read `requests`."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -99,12 +99,12 @@ class Web:
                 handler.wfile.write(piece)
                 handler.wfile.flush()
         except (BrokenPipeError, ConnectionResetError):
-            return  # whoever asked has gone
+            return  # the client has closed the connection
         if "connection" in headers:
             handler.close_connection = True
 
     def close(self) -> None:
-        """Twice is harmless."""
+        """Stop the server; closing twice has no effect."""
         self._server.shutdown()
         for connection in self._open:
             with contextlib.suppress(OSError):

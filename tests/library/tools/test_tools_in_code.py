@@ -1,4 +1,4 @@
-"""Tools as code inside calls them: by name, many at once, while somebody is asked, and until the run is stopped."""
+"""Tools that code calls: by name, many at once, with approval, and until the run is stopped."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -45,14 +45,14 @@ async def test_code_calls_tools(session: Open) -> None:
     assert await value(executor, "tools.echo('hi')") == "hi\n"
     assert await value(executor, "await tools.echo.call_async(text='hi')") == "hi\n"
     assert await value(executor, "[tool['name'] for tool in tools.list()]") == ["echo"]
-    code = "try:\n    tools.echo()\nexcept ToolCallError as problem:\n    said = str(problem)\nsaid"
+    code = "try:\n    tools.echo()\nexcept ToolCallError as problem:\n    output = str(problem)\noutput"
     assert await value(executor, code) == "echo: text is missing"
     assert await value(
-        executor, "try:\n    tools.eco('')\nexcept KeyError as problem:\n    said = str(problem)\nsaid"
+        executor, "try:\n    tools.eco('')\nexcept KeyError as problem:\n    output = str(problem)\noutput"
     ) == ("there is no tool eco; did you mean echo?")
 
 
-async def test_a_call_that_waits_for_a_yes_holds_up_only_itself(session: Open) -> None:
+async def test_other_calls_continue_while_one_waits_for_approval(session: Open) -> None:
     others_done = asyncio.Event()
 
     async def approve(request: ApprovalRequest) -> Any:
@@ -72,14 +72,14 @@ async def test_a_call_that_waits_for_a_yes_holds_up_only_itself(session: Open) -
 import asyncio
 
 async def others():
-    said = await asyncio.gather(*(tools.echo.call_async(text=str(n)) for n in range(5)))
+    output = await asyncio.gather(*(tools.echo.call_async(text=str(n)) for n in range(5)))
     done()
-    return said
+    return output
 
-waiting, refused, said = await asyncio.gather(
+waiting, refused, output = await asyncio.gather(
     tools.ask.call_async(text='last'), tools.ask.call_async(text='no'), others(), return_exceptions=True
 )
-[waiting, type(refused).__name__, str(refused), said]
+[waiting, type(refused).__name__, str(refused), output]
 """
     assert await value(executor, code) == [
         "last\n",
@@ -89,7 +89,7 @@ waiting, refused, said = await asyncio.gather(
     ]
 
 
-async def test_a_run_that_is_stopped_ends_the_program_it_waits_for(session: Open, tmp_path: Path) -> None:
+async def test_stopping_a_run_ends_its_program(session: Open, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     executor = session(catalog(SHELL))
     run = asyncio.create_task(executor.run(f"tools.sh('sleep 60 & echo $! > {pid}; wait')", timeout=60))
