@@ -106,6 +106,11 @@ class InProcessExecutor(CommandsAndFiles):
             self._thread = self._new_thread()
         return self._thread
 
+    @property
+    def workspace_path(self) -> str:
+        """The folder in which code and commands start; known after the start."""
+        return str(self._home)
+
     async def _with_packages(self) -> Packages:
         async with self._making:
             if self._closed:

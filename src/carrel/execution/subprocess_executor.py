@@ -111,6 +111,13 @@ class SubprocessExecutor(WorkerExecutor):
             shutil.copytree(given, self._scratch, symlinks=True, dirs_exist_ok=True)
             self._before = file_changes.Copied(given, file_changes.seen_below(self._scratch))
 
+    @property
+    def workspace_path(self) -> str:
+        folder = self._scratch or path_of(self.config.workspace)
+        if folder is None or self._confinement is None or self._confinement.confined:
+            return self.config.workspace_at
+        return str(folder.absolute())
+
     def _settings(self, packages: Packages, confinement: Confinement) -> dict[str, Any]:
         config, environment = self.config, packages.environment
         source = self._scratch or path_of(config.workspace)

@@ -87,6 +87,12 @@ class WorkerExecutor(CommandsAndFiles):
     async def _open(self) -> WorkerConnection[Any]:
         """Open a session; leaves nothing behind where it fails."""
 
+    @property
+    def workspace_path(self) -> str:
+        """The folder of the workspace as code and commands see it."""
+        at: str = self.config.workspace_at
+        return at
+
     @abstractmethod
     async def _with_packages(self) -> Packages:
         """Its packages, made where they are missing."""
