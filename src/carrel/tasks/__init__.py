@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from carrel.tasks.stats import compare as compare
     from carrel.tasks.verification.changes import Changes as Changes
     from carrel.tasks.verification.changes import changes_of_folder as changes_of_folder
+    from carrel.tasks.verification.verifier import Verifier as Verifier
     from carrel.tasks.verification.verifier import grade as grade
     from carrel.tasks.verification.verifier import grade_patch as grade_patch
     from carrel.tasks.verification.verifier import protection_for as protection_for
