@@ -15,6 +15,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -344,6 +345,8 @@ async def test_conversation_events_and_trace(session: Any) -> None:
     message = {"role": "user", "content": [{"type": "text", "text": "please"}]}
     assert await got(session.add_messages(message, message)) == 2
     assert [message["role"] for message in (await got(session.conversation()))["messages"]] == ["user", "user"]
+    page = await got(session.conversation(before=2, limit=5))
+    assert (len(page["messages"]), page["first"], page["has_more"]) == (1, 1, False)
     await got(session.execute_command("echo hello"))
     so_far = await all_of(session.events(follow=False))
     assert {"session", "interaction"} <= {event.kind for event in so_far}
@@ -453,8 +456,10 @@ def test_an_unknown_setting_is_refused(blocking_client: Client) -> None:
         blocking_client.with_options(**wrong)
 
 
-async def test_create_with_files_and_a_version(client: Any) -> None:
-    session = await got(client.sessions.create(files={"a/b.txt": "x"}))
+async def test_create_with_files_an_id_and_a_version(client: Any) -> None:
+    own_id = f"own-{uuid4().hex}"
+    session = await got(client.sessions.create(files={"a/b.txt": "x"}, session_id=own_id))
+    assert session.id == own_id
     assert await got(session.read_file("a/b.txt")) == b"x"
     await got(session.close())
     session = await got(client.sessions.create(dataset="demo", sample_id="calc-1", version=1, files={"calc.py": "y"}))

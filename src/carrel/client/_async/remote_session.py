@@ -138,9 +138,9 @@ class AsyncRemoteSession(SessionRecord):
         """Return the variables of the interpreter, by name."""
         return await self._sessions.variables(self.session_id)
 
-    async def conversation(self) -> dict[str, Any]:
-        """Return `session` and `messages`, as a SessionStore does."""
-        return await self._sessions.conversation(self.session_id)
+    async def conversation(self, *, before: int | None = None, limit: int | None = None) -> dict[str, Any]:
+        """Return `session` and `messages`, as a SessionStore does; with `limit`, the last ones `before` a number."""
+        return await self._sessions.conversation(self.session_id, before=before, limit=limit)
 
     async def add_messages(self, *messages: dict[str, Any]) -> int:
         """Append messages to the conversation; return how many there are now."""

@@ -77,6 +77,7 @@ class AsyncSessions(AsyncResource):
         version: int | None = None,
         files: Mapping[str, str] | None = None,
         network: bool | None = None,
+        session_id: str | None = None,
         wait_for_ready: bool = True,
         on_progress: Callable[[AsyncRemoteSession], object] | None = None,
         **options: Unpack[WaitOptions],
@@ -85,7 +86,7 @@ class AsyncSessions(AsyncResource):
 
         If it could not be created, its status is "error" and `error` says why. `version` is the sample's, the latest by
         default; `files` are texts by path, which replace files of the sample; `network` is for a session without a
-        sample, if the server allows it."""
+        sample, if the server allows it; `session_id` is the id of the new session, chosen by the server by default."""
         body = {
             "dataset": dataset,
             "sample_id": sample_id,
@@ -93,6 +94,7 @@ class AsyncSessions(AsyncResource):
             "version": version,
             "files": None if files is None else dict(files),
             "network": network,
+            "session_id": session_id,
         }
         hold = HOLD if wait_for_ready else 0.0
         action = f"create a session of {dataset}/{sample_id}" if sample_id else "create a session"
@@ -142,10 +144,13 @@ class AsyncSessions(AsyncResource):
         status: str | None = None,
         page: int | None = None,
         page_size: int | None = None,
+        cursor: str | None = None,
         **options: Unpack[RequestOptions],
     ) -> AsyncSessionList:
-        """Return a page of the user's sessions, newest first, also those that have ended."""
-        query = {"status": status, "page": page, "page_size": page_size}
+        """Return a page of the user's sessions, newest first, also those that have ended.
+
+        `cursor` is the `next_cursor` of the page before."""
+        query = {"status": status, "page": page, "page_size": page_size, "cursor": cursor}
         request = make_request(self.list, options, "GET", "/sessions", "list sessions", query=query)
         found = parse_as(AsyncSessionList, await self._json(request), request)
         for session in found.sessions:
@@ -426,10 +431,20 @@ class AsyncSessions(AsyncResource):
 
     # --- conversation, events and trace
 
-    async def conversation(self, session_id: str, **options: Unpack[RequestOptions]) -> dict[str, Any]:
-        """Return `session` and `messages`, as a SessionStore does."""
+    async def conversation(
+        self,
+        session_id: str,
+        *,
+        before: int | None = None,
+        limit: int | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> dict[str, Any]:
+        """Return `session` and `messages`, as a SessionStore does; with `limit`, the last messages `before` a number.
+
+        `first` is the number of the first message returned, and `has_more` says whether there are earlier ones."""
         path, action = f"{session_path(session_id)}/conversation", f"read the conversation of session {session_id}"
-        return dict(await self._json(make_request(self.conversation, options, "GET", path, action)))
+        query = {"before": before, "limit": limit}
+        return dict(await self._json(make_request(self.conversation, options, "GET", path, action, query=query)))
 
     async def add_messages(
         self, session_id: str, messages: builtins.list[dict[str, Any]], **options: Unpack[RequestOptions]

@@ -139,9 +139,9 @@ class RemoteSession(SessionRecord):
         """Return the variables of the interpreter, by name."""
         return self._sessions.variables(self.session_id)
 
-    def conversation(self) -> dict[str, Any]:
-        """Return `session` and `messages`, as a SessionStore does."""
-        return self._sessions.conversation(self.session_id)
+    def conversation(self, *, before: int | None = None, limit: int | None = None) -> dict[str, Any]:
+        """Return `session` and `messages`, as a SessionStore does; with `limit`, the last ones `before` a number."""
+        return self._sessions.conversation(self.session_id, before=before, limit=limit)
 
     def add_messages(self, *messages: dict[str, Any]) -> int:
         """Append messages to the conversation; return how many there are now."""

@@ -78,6 +78,7 @@ class SyncSessions(SyncResource):
         version: int | None = None,
         files: Mapping[str, str] | None = None,
         network: bool | None = None,
+        session_id: str | None = None,
         wait_for_ready: bool = True,
         on_progress: Callable[[RemoteSession], object] | None = None,
         **options: Unpack[WaitOptions],
@@ -86,7 +87,7 @@ class SyncSessions(SyncResource):
 
         If it could not be created, its status is "error" and `error` says why. `version` is the sample's, the latest by
         default; `files` are texts by path, which replace files of the sample; `network` is for a session without a
-        sample, if the server allows it."""
+        sample, if the server allows it; `session_id` is the id of the new session, chosen by the server by default."""
         body = {
             "dataset": dataset,
             "sample_id": sample_id,
@@ -94,6 +95,7 @@ class SyncSessions(SyncResource):
             "version": version,
             "files": None if files is None else dict(files),
             "network": network,
+            "session_id": session_id,
         }
         hold = HOLD if wait_for_ready else 0.0
         action = f"create a session of {dataset}/{sample_id}" if sample_id else "create a session"
@@ -139,10 +141,13 @@ class SyncSessions(SyncResource):
         status: str | None = None,
         page: int | None = None,
         page_size: int | None = None,
+        cursor: str | None = None,
         **options: Unpack[RequestOptions],
     ) -> RemoteSessionList:
-        """Return a page of the user's sessions, newest first, also those that have ended."""
-        query = {"status": status, "page": page, "page_size": page_size}
+        """Return a page of the user's sessions, newest first, also those that have ended.
+
+        `cursor` is the `next_cursor` of the page before."""
+        query = {"status": status, "page": page, "page_size": page_size, "cursor": cursor}
         request = make_request(self.list, options, "GET", "/sessions", "list sessions", query=query)
         found = parse_as(RemoteSessionList, self._json(request), request)
         for session in found.sessions:
@@ -415,10 +420,20 @@ class SyncSessions(SyncResource):
 
     # --- conversation, events and trace
 
-    def conversation(self, session_id: str, **options: Unpack[RequestOptions]) -> dict[str, Any]:
-        """Return `session` and `messages`, as a SessionStore does."""
+    def conversation(
+        self,
+        session_id: str,
+        *,
+        before: int | None = None,
+        limit: int | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> dict[str, Any]:
+        """Return `session` and `messages`, as a SessionStore does; with `limit`, the last messages `before` a number.
+
+        `first` is the number of the first message returned, and `has_more` says whether there are earlier ones."""
         path, action = f"{session_path(session_id)}/conversation", f"read the conversation of session {session_id}"
-        return dict(self._json(make_request(self.conversation, options, "GET", path, action)))
+        query = {"before": before, "limit": limit}
+        return dict(self._json(make_request(self.conversation, options, "GET", path, action, query=query)))
 
     def add_messages(
         self, session_id: str, messages: builtins.list[dict[str, Any]], **options: Unpack[RequestOptions]
