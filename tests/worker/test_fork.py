@@ -111,7 +111,7 @@ def test_it_is_refused_and_nothing_has_changed(session: Session, code: str, word
 
 
 def test_a_request_without_a_line_is_refused(session: Session) -> None:
-    assert "brought no line" in session.request(op="fork")["refused"]
+    assert "without the channel" in session.request(op="fork")["refused"]
 
 
 def test_open_files_are_no_hindrance(session: Session) -> None:

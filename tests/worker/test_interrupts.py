@@ -30,7 +30,6 @@ ASYNC = [
     "await asyncio.gather(asyncio.sleep(1000), asyncio.sleep(1000))",
     "async with asyncio.Lock(): await asyncio.Event().wait()",
     "await (await asyncio.create_subprocess_exec('sleep', '20')).wait()",
-    "asyncio.run(asyncio.sleep(1000)); await asyncio.sleep(0)",
 ]
 
 

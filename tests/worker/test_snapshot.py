@@ -188,7 +188,7 @@ def test_above_the_ceiling_none_is_kept() -> None:
         session.wait_frozen()
         assert session.frozen
     with Session(frozen=False) as session:
-        assert session.run("x = 1").record["frozen"] == "frozen forks are switched off"
+        assert session.run("x = 1").record["frozen"] == "snapshots are switched off"
         session.value("1")
         assert session.frozen == []
 

@@ -16,8 +16,8 @@ from typing import Any
 from .. import syscalls
 
 
-def _as_usual() -> None:
-    """In a child: signals as a program finds them."""
+def _reset_signals() -> None:
+    """In a child: handle signals as a program does at its start."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
@@ -25,22 +25,22 @@ def _as_usual() -> None:
 
 def become_worker(
     entry: Callable[[int, int, dict[str, Any]], None],
-    line: int,
-    ends: tuple[int, ...],
+    channel: int,
+    streams: tuple[int, ...],
     environment: dict[str, str],
     settings: dict[str, Any],
 ) -> None:
     """Call the entry of the worker, or of the command server, as the session's process; never returns."""
     try:
-        _as_usual()
+        _reset_signals()
         os.setsid()
         syscalls.set_dumpable(True)
         nothing = os.open("/dev/null", os.O_RDONLY)
-        for source, number in ((nothing, 0), (ends[0], 1), (ends[1], 2)):
+        for source, number in ((nothing, 0), (streams[0], 1), (streams[1], 2)):
             os.dup2(source, number)
         for name in os.listdir("/proc/self/fd"):
-            if int(name) > 2 and int(name) != line:
-                with contextlib.suppress(OSError):  # the listing's own
+            if int(name) > 2 and int(name) != channel:
+                with contextlib.suppress(OSError):  # the descriptor of the listing
                     os.close(int(name))
         os.environ.update(environment)
         os.umask(0o022)
@@ -49,16 +49,17 @@ def become_worker(
         os.chdir(str(settings["home"]))
         gc.collect()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    except BaseException:  # noqa: BLE001 - told where the session's output goes, then the end
+    except BaseException:  # noqa: BLE001 - shown where the session's output goes; then it exits
         traceback.print_exc()
         os._exit(70)
-    entry(line, -1, settings)
+    entry(channel, -1, settings)
 
 
-def become_unpacker(source: int, at: str, remove: list[str]) -> None:
+def _become_unpacker(source: int, at: str, remove: list[str]) -> None:
+    """In a child of the first process: unpack an archive from a pipe, and exit."""
     code = 1
     try:
-        _as_usual()
+        _reset_signals()
         os.makedirs(at, exist_ok=True)
         for name in remove:
             path = os.path.join(at, name)
@@ -67,38 +68,38 @@ def become_unpacker(source: int, at: str, remove: list[str]) -> None:
             elif os.path.lexists(path):
                 os.unlink(path)
         with open(source, "rb") as file, tarfile.open(fileobj=file, mode="r|") as archive:
-            # What the host sends is taken as it is; older Pythons have no word for that.
+            # The host's archives are trusted; older Pythons have no parameter for that.
             trusted: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "data_filter") else {}
             archive.extractall(at, **trusted)
         code = 0
-    except BaseException:  # noqa: BLE001 - told to the host, over the container's own standard error
+    except BaseException:  # noqa: BLE001 - the host reads the container's standard error
         traceback.print_exc()
     finally:
         os._exit(code)
 
 
 class Unpacker:
-    """One archive at a time; `told` is called with how it ended."""
+    """Unpacks an archive of the host that comes in pieces, in a child process; calls `on_exit` with its status."""
 
-    def __init__(self, selector: selectors.BaseSelector, told: Callable[[int], None]) -> None:
-        self._selector, self._told = selector, told
+    def __init__(self, selector: selectors.BaseSelector, on_exit: Callable[[int], None]) -> None:
+        self._selector, self._on_exit = selector, on_exit
         self._pid = 0
         self._pipe = -1
         self._archive: list[memoryview] = []
 
     def begin(self, at: str, remove: list[str]) -> None:
-        """Have the archive that follows unpacked there; `remove` goes before. One that was given up is ended."""
+        """Unpack the archive that follows into a folder, and remove these names first; give up an unfinished one."""
         self._end()
         read, self._pipe = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._pipe, False)
         self._pid = os.fork()
         if self._pid == 0:
             os.close(self._pipe)
-            become_unpacker(read, at, remove)
+            _become_unpacker(read, at, remove)
         os.close(read)
 
     def take(self, data: bytes) -> None:
-        """Without waiting: code could stop who unpacks."""
+        """Add a piece without waiting: code could stop the child."""
         if self._pipe >= 0:
             self._archive.append(memoryview(data))
             if len(self._archive) == 1:
@@ -118,7 +119,7 @@ class Unpacker:
         except BlockingIOError:
             self._selector.register(self._pipe, selectors.EVENT_WRITE, self._write)
         except BrokenPipeError:
-            self._close()  # How it ended is told when it has.
+            self._close()  # `on_exit` is called when it has exited.
 
     def _close(self) -> None:
         self._archive = []
@@ -134,12 +135,12 @@ class Unpacker:
                 os.kill(self._pid, signal.SIGKILL)
             self._pid = 0
 
-    def buried(self, pid: int, status: int) -> None:
-        """A child has ended; where it was this one, its end is told."""
+    def reaped(self, pid: int, status: int) -> None:
+        """A child has exited: perhaps this one."""
         if pid == self._pid:
             self._pid = 0
             self._close()
-            self._told(status)
+            self._on_exit(status)
 
     def _unwatch(self) -> None:
         with contextlib.suppress(KeyError):

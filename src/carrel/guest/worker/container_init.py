@@ -1,7 +1,7 @@
-"""The first process of a container: the worker's line goes over its standard input and output, and it buries the dead.
+"""The first process of a container: passes records between the host and the worker, and reaps.
 
-Nothing is shared with the host but these two streams, so the engine may be on another machine, and another kernel may
-stand in between. What comes from the worker is passed on and not believed.
+It shares nothing with the host but its standard input and output, so the engine may be on another machine, and another
+kernel (gVisor) in between. It passes on what the worker sends, and does not trust it.
 """
 
 from __future__ import annotations
@@ -30,37 +30,39 @@ from .container_children import Unpacker, become_worker
 HEAD = struct.Struct(">cI")
 """Before each frame: its channel, and how many bytes follow."""
 LINE, RUN, FRESH = b"l", b"r", b"f"
-"""Records of the line; from the host also those that begin a run, with the pipes there are or with fresh ones."""
+"""Records of the worker's channel; from the host also those that begin a run, with the present pipes or fresh ones."""
 CONTROL, STDOUT, STDERR, ARCHIVE, COMMANDS = b"c", b"o", b"e", b"a", b"s"
 
-_AT_ONCE = 1 << 16
-_TOLD_AFTER = 1 << 20
-_MOST_DISCARDED = 64
-_LARGEST_PID = 1 << 22
+_MAX_READ = 1 << 16
+_REPORT_AFTER = 1 << 20
+_MAX_DISCARDED = 64
+_MAX_PID = 1 << 22
 _HAS_FDS = re.compile(rb'"fds":(\d{1,3})\}\Z')
-_OUT_OF_MEMORY = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+_OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 
 
 class ContainerInit:
-    """Lives as long as standard input is open: when the host is gone, all that runs in the container goes too."""
+    """It exits when standard input is closed: when the host is gone, everything in the container ends."""
 
     def __init__(self) -> None:
         self._selector = selectors.PollSelector()
         self._incoming = bytearray()
         self._worker = 0
-        self._line: Channel | None = None
+        self._channel: Channel | None = None
         self._to_worker: list[tuple[memoryview, tuple[int, ...]]] = []
         self._passed = 0
         self._pipes: dict[bytes, int] = {}
         self._held = False
-        self._frozen: tuple[list[int], int] | None = None
+        self._snapshot: tuple[list[int], int] | None = None
         self._discarded: list[int] = []
         self._worker_session = 0
         """The kernel session of the worker and of what its code starts."""
         self._settings: dict[str, Any] = {}
         self._environment: dict[str, str] = {}
-        self._unpacker = Unpacker(self._selector, lambda status: self._tell({"op": "unpacked", "status": status}))
-        self._broke = ""
+        self._unpacker = Unpacker(
+            self._selector, lambda status: self._send_control({"op": "unpacked", "status": status})
+        )
+        self._broken_reason = ""
         self._stop_guard = StopGuard(kill_descendants)
         self._server = 0
         """The process number of the command server."""
@@ -71,34 +73,34 @@ class ContainerInit:
         os.set_blocking(0, True)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _ignore)
-        # Others do nothing to the first process of a pid namespace, but for this one, which Python has taken.
+        # Other signals do nothing to the first process of a pid namespace; this one has a handler of Python's.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._watch(0, self._heard_host)
-        self._watch(self._wake_read, self._heard_signal)
+        self._watch(0, self._receive_from_host)
+        self._watch(self._wake_read, self._reap)
 
     def serve(self) -> None:
         """Never returns."""
-        self._tell({"op": "begun", "facts": facts()})
+        self._send_control({"op": "begun", "facts": _python_facts()})
         while True:
             for key, mask in self._selector.select():
                 if self._selector.get_map().get(key.fd) is key:
                     key.data(mask)
 
-    def _watch(self, fd: int, heard: Callable[[int], None]) -> None:
-        self._selector.register(fd, selectors.EVENT_READ, heard)
+    def _watch(self, fd: int, callback: Callable[[int], None]) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, callback)
 
     def _send(self, channel: bytes, data: bytes) -> None:
-        """Whole. The host always reads; when it does not, there is nothing better to do than to wait for it."""
+        """Send a frame whole. The host always reads; when it does not, this waits for it."""
         left = memoryview(HEAD.pack(channel, len(data)) + data)
         while left:
             left = left[os.write(1, left) :]
 
-    def _tell(self, record: dict[str, Any]) -> None:
+    def _send_control(self, record: dict[str, Any]) -> None:
         self._send(CONTROL, json.dumps(record).encode("ascii"))
 
     # --- the host ---------------------------------------------------------------------------------------------------
 
-    def _heard_host(self, mask: int) -> None:
+    def _receive_from_host(self, mask: int) -> None:
         data = os.read(0, 1 << 18)
         if not data:
             os._exit(0)
@@ -130,7 +132,7 @@ class ContainerInit:
                 end_started_in_session(self._worker_session)
             self._start()
         elif operation == "wake":
-            self._wake()
+            self._restore_snapshot()
         elif operation == "signal" and self._worker:
             _signal(self._worker, record["number"])
         elif operation == "tend":
@@ -147,7 +149,7 @@ class ContainerInit:
     def _tend(self, end: bool) -> None:
         """Continue the worker and the command server where they were stopped."""
         own = {process for process in (self._worker, self._server) if process}
-        spare = own if self._frozen is None else {*own, self._frozen[1]}
+        spare = own if self._snapshot is None else {*own, self._snapshot[1]}
         for process in own:
             self._stop_guard.check(process, spare, kill=end)
 
@@ -165,17 +167,17 @@ class ContainerInit:
         os.close(nothing)
         ours.setblocking(False)
         self._server, self._server_channel = pid, ours
-        self._watch(ours.fileno(), self._heard_server)
-        self._tell({"op": "serving"})
+        self._watch(ours.fileno(), self._on_server_event)
+        self._send_control({"op": "serving"})
 
-    def _heard_server(self, mask: int) -> None:
+    def _on_server_event(self, mask: int) -> None:
         channel = self._server_channel
         if channel is not None and mask & selectors.EVENT_WRITE:
             self._write_to_server()
         if channel is None or channel is not self._server_channel or not mask & selectors.EVENT_READ:
             return
         try:
-            data = channel.recv(_AT_ONCE)
+            data = channel.recv(_MAX_READ)
         except BlockingIOError:
             return
         except OSError:
@@ -184,7 +186,7 @@ class ContainerInit:
             self._send(COMMANDS, data)
         else:
             self._drop_server()
-            self._tell({"op": "server_ended"})
+            self._send_control({"op": "server_ended"})
 
     def _write_to_server(self) -> None:
         """Write what it takes now; the protocol's windows bound what waits here."""
@@ -196,11 +198,11 @@ class ContainerInit:
             while self._to_server:
                 del self._to_server[: channel.send(self._to_server)]
         except BlockingIOError:
-            self._selector.modify(channel, selectors.EVENT_READ | selectors.EVENT_WRITE, self._heard_server)
+            self._selector.modify(channel, selectors.EVENT_READ | selectors.EVENT_WRITE, self._on_server_event)
             return
         except OSError:
-            return  # its end is heard when it is read from
-        self._selector.modify(channel, selectors.EVENT_READ, self._heard_server)
+            return  # it is gone, which its reading end notices
+        self._selector.modify(channel, selectors.EVENT_READ, self._on_server_event)
 
     def _drop_server(self) -> None:
         self._to_server.clear()
@@ -212,43 +214,43 @@ class ContainerInit:
     # --- the worker -------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Fork the worker. This process has run no code of the session, so each begins afresh."""
+        """Fork the worker. This process has run no code of the session, so each worker begins afresh."""
         ours, theirs = socket.socketpair()
-        ends = self._fresh_pipes()
+        streams = self._fresh_pipes()
         pid = os.fork()
         if pid == 0:
-            become_worker(main.run, theirs.detach(), ends, self._environment, self._settings)
+            become_worker(main.run, theirs.detach(), streams, self._environment, self._settings)
         theirs.close()
-        for fd in ends:
+        for fd in streams:
             os.close(fd)
         self._worker_session = pid
-        self._live_with(pid, ours)
+        self._use_worker(pid, ours)
 
-    def _live_with(self, pid: int, line: socket.socket) -> None:
-        line.setblocking(False)
-        self._drop_line()
-        self._worker, self._line, self._broke = pid, Channel(line), ""
-        self._watch(line.fileno(), self._heard_worker)
+    def _use_worker(self, pid: int, end: socket.socket) -> None:
+        end.setblocking(False)
+        self._close_channel()
+        self._worker, self._channel, self._broken_reason = pid, Channel(end), ""
+        self._watch(end.fileno(), self._on_worker_event)
 
-    def _drop_line(self) -> None:
+    def _close_channel(self) -> None:
         self._to_worker = []
         self._passed = 0
-        if self._line is not None:
+        if self._channel is not None:
             with contextlib.suppress(KeyError):
-                self._selector.unregister(self._line.socket)
-            self._line.close()
-            self._line = None
+                self._selector.unregister(self._channel.socket)
+            self._channel.close()
+            self._channel = None
 
-    def _wake(self) -> None:
-        if self._frozen is None:
-            self._tell({"op": "exited", "status": None, "broke": "there is no frozen fork"})
+    def _restore_snapshot(self) -> None:
+        if self._snapshot is None:
+            self._send_control({"op": "exited", "status": None, "broke": "there is no snapshot"})
             return
-        (line, *others), pid = self._frozen
-        self._frozen = None
+        (channel, *others), pid = self._snapshot
+        self._snapshot = None
         for fd in others:
             os.close(fd)
-        _signal(pid, signal.SIGCONT)  # It can have been stopped together with the worker.
-        self._live_with(pid, socket.socket(fileno=line))
+        _signal(pid, signal.SIGCONT)  # It may have been stopped together with the worker.
+        self._use_worker(pid, socket.socket(fileno=channel))
         self._pass_to_worker(LINE, b'{"op":"wake"}')
 
     def _pass_to_worker(self, channel: bytes, body: bytes) -> None:
@@ -258,11 +260,11 @@ class ContainerInit:
             fds = self._fresh_pipes()
             body = json.dumps({**json.loads(body), "fds": 2}).encode("ascii")
         if channel in (RUN, FRESH):
-            # What came since the last run belongs to nobody: the host does not listen until it is told.
+            # Output since the last run belongs to no run: the host drops what comes before `listen`.
             self._drain()
             self._killed_before = _killed_for_memory()
-            self._tell({"op": "listen"})
-        if self._line is None:
+            self._send_control({"op": "listen"})
+        if self._channel is None:
             for fd in fds:
                 os.close(fd)
             return
@@ -271,85 +273,87 @@ class ContainerInit:
             self._write_to_worker()
 
     def _write_to_worker(self) -> None:
-        line = self._line
-        if line is None:
+        channel = self._channel
+        if channel is None:
             return
         while self._to_worker:
             data, fds = self._to_worker[0]
             try:
-                sent = _send_with(line.socket, data, fds)
+                sent = _send_with(channel.socket, data, fds)
             except BlockingIOError:
-                self._selector.modify(line.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, self._heard_worker)
+                self._selector.modify(
+                    channel.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, self._on_worker_event
+                )
                 return
             except OSError:
-                return  # it is gone, which is heard of elsewhere
+                return  # it is gone, which its reading end notices
             for fd in fds:
                 os.close(fd)
             self._count(sent)
             self._to_worker[0] = (data[sent:], ())
             if sent == len(data):
                 self._to_worker.pop(0)
-        self._selector.modify(line.socket, selectors.EVENT_READ, self._heard_worker)
+        self._selector.modify(channel.socket, selectors.EVENT_READ, self._on_worker_event)
 
     def _count(self, sent: int) -> None:
-        """Tell the host from time to time how much has gone on: it bounds what waits here."""
+        """Report to the host from time to time how much was passed on: it limits what waits here."""
         self._passed += sent
-        if self._passed >= _TOLD_AFTER:
-            self._tell({"op": "passed", "bytes": self._passed})
+        if self._passed >= _REPORT_AFTER:
+            self._send_control({"op": "passed", "bytes": self._passed})
             self._passed = 0
 
-    def _heard_worker(self, mask: int) -> None:
+    def _on_worker_event(self, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
             self._write_to_worker()
-        if mask & selectors.EVENT_READ and self._line is not None:
+        if mask & selectors.EVENT_READ and self._channel is not None:
             try:
-                self._pass_on(self._line)
+                self._pass_on(self._channel)
             except (ChannelError, ValueError, OSError) as problem:
                 self._end_worker(problem)
 
-    def _pass_on(self, line: Channel) -> bool:
-        """What the worker has sent by now, its output first; whether there was something."""
-        before = line.received
-        bodies = line.receive_bodies(_HAS_FDS)
+    def _pass_on(self, channel: Channel) -> bool:
+        """Pass on what the worker has sent by now, its output first; whether there was something."""
+        before = channel.received
+        bodies = channel.receive_bodies(_HAS_FDS)
         self._drain()
         for body, fds in bodies:
             self._send(LINE, self._without_fds(body, fds) if fds else body)
             if body.startswith(b'{"op":"unfrozen"'):
-                self._drop_frozen()
-        return line.received > before
+                self._drop_snapshot()
+        return channel.received > before
 
     def _without_fds(self, body: bytes, fds: list[int]) -> bytes:
-        """Descriptors stay here: a frozen fork's own line, or pipes that nobody reads any more."""
+        """Descriptors stay here: a snapshot's own channel, or pipes that no command reads any more."""
         record = json.loads(body)
         record.pop("fds", None)
         if record.get("op") == "frozen":
             pid = record.get("pid")
-            if type(pid) is not int or not 1 < pid < _LARGEST_PID:
-                raise ChannelError(f"a frozen fork whose process is {str(pid)[:100]}")
-            self._drop_frozen()
-            self._frozen = fds, pid
+            if type(pid) is not int or not 1 < pid < _MAX_PID:
+                raise ChannelError(f"a snapshot whose process is {str(pid)[:100]}")
+            self._drop_snapshot()
+            self._snapshot = fds, pid
         else:
             self._discard(fds)
         return json.dumps(record).encode("ascii")
 
-    def _drop_frozen(self) -> None:
-        if self._frozen is not None:
-            for fd in self._frozen[0]:
+    def _drop_snapshot(self) -> None:
+        if self._snapshot is not None:
+            for fd in self._snapshot[0]:
                 os.close(fd)
-            self._frozen = None
+            self._snapshot = None
 
     def _end_worker(self, problem: Exception) -> None:
-        """Its channel was closed or is broken; either way it is done with."""
+        """Its channel was closed or is broken; either way the worker is ended."""
         if not isinstance(problem, ChannelClosed):
-            self._broke = self._broke or str(problem)
-        if self._line is not None:
-            self._selector.unregister(self._line.socket)
+            self._broken_reason = self._broken_reason or str(problem)
+        if self._channel is not None:
+            self._selector.unregister(self._channel.socket)
         try:
             os.kill(self._worker, signal.SIGKILL)
         except ProcessLookupError:
             self._exited(None)
 
-    def _heard_signal(self, mask: int) -> None:
+    def _reap(self, mask: int) -> None:
         os.read(self._wake_read, 4096)
         while True:
             try:
@@ -363,25 +367,27 @@ class ContainerInit:
             elif pid == self._server:
                 self._server = 0
             else:
-                self._unpacker.buried(pid, status)
+                self._unpacker.reaped(pid, status)
 
     def _exited(self, status: int | None) -> None:
-        """All it said and wrote before it ended is passed on first."""
-        line, self._worker = self._line, 0
+        """Pass on all that it sent and wrote before it exited, then report its end."""
+        channel, self._worker = self._channel, 0
         with contextlib.suppress(ChannelError, ValueError, OSError):
-            # And no more than one record: a child of its may have kept the line, and write for ever.
-            end = line.received + MAX_RECORD if line is not None else 0
-            while line is not None and line.received <= end and self._pass_on(line):
+            # At most one record: a child of the worker may have kept the channel, and write for ever.
+            end = channel.received + MAX_RECORD if channel is not None else 0
+            while channel is not None and channel.received <= end and self._pass_on(channel):
                 continue
         self._drain()
-        self._drop_line()
+        self._close_channel()
         out_of_memory = _killed_for_memory() > self._killed_before
-        self._tell({"op": "exited", "status": status, "broke": self._broke, "out_of_memory": out_of_memory})
+        self._send_control(
+            {"op": "exited", "status": status, "broke": self._broken_reason, "out_of_memory": out_of_memory}
+        )
 
     # --- output -----------------------------------------------------------------------------------------------------
 
     def _fresh_pipes(self) -> tuple[int, ...]:
-        """Another pair in place of the last, which whoever calls has seen to; gives the write ends."""
+        """Replace the pair of pipes, which the caller has taken care of; returns the write ends."""
         ends = []
         for fd in self._pipes.values():
             if fd not in self._discarded:
@@ -396,7 +402,7 @@ class ContainerInit:
         return tuple(ends)
 
     def _hold(self, on: bool) -> None:
-        """When the host's reader is slow, the code waits as soon as its pipe is full."""
+        """Stop reading while the host's reader is slow: the code then waits as soon as its pipe is full."""
         self._held = on
         for channel, fd in self._pipes.items():
             self._unwatch(fd)
@@ -415,18 +421,18 @@ class ContainerInit:
             self._unwatch(fd)
 
     def _drain(self) -> None:
-        """What is in the pipes now, and no more: a program left in the background may write for ever."""
+        """Send what is in the pipes now, and no more: a program in the background may write for ever."""
         for channel, fd in self._pipes.items():
             left = int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0"), sys.byteorder)
             while left > 0:
-                data = _read(fd, min(left, _AT_ONCE))
+                data = _read(fd, min(left, _MAX_READ))
                 if not data:
                     break
                 left -= len(data)
                 self._send(channel, data)
 
     def _discard(self, fds: list[int]) -> None:
-        """Nobody wants what comes here; it is read all the same, so that no writer has to wait."""
+        """Read from these pipes and drop it, so that no writer has to wait."""
         for fd in fds:
             self._unwatch(fd)
             try:
@@ -436,7 +442,7 @@ class ContainerInit:
                 os.close(fd)
                 continue
             self._discarded.append(fd)
-        while len(self._discarded) > _MOST_DISCARDED:
+        while len(self._discarded) > _MAX_DISCARDED:
             self._forget(self._discarded[0])
 
     def _drop(self, fd: int) -> None:
@@ -454,15 +460,15 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _send_with(line: socket.socket, data: memoryview, fds: tuple[int, ...]) -> int:
+def _send_with(end: socket.socket, data: memoryview, fds: tuple[int, ...]) -> int:
     if not fds:
-        return line.send(data)
+        return end.send(data)
     rights = struct.pack(f"{len(fds)}i", *fds)
-    return line.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    return end.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
 
 
-def _read(fd: int, most: int = _AT_ONCE) -> bytes | None:
-    """What is there; nothing at the end, and None when nothing has come."""
+def _read(fd: int, most: int = _MAX_READ) -> bytes | None:
+    """What is there; empty at the end, and None when nothing has come."""
     try:
         return os.read(fd, most)
     except BlockingIOError:
@@ -476,8 +482,8 @@ def _ignore(number: int, frame: object) -> None:
 
 
 def _killed_for_memory() -> int:
-    """How often the kernel has ended something in this container for want of memory."""
-    for name in _OUT_OF_MEMORY:
+    """How often the kernel has killed a process in this container for lack of memory."""
+    for name in _OOM_FILES:
         try:
             with open(name, encoding="ascii") as file:
                 rows = [line.split() for line in file]
@@ -487,8 +493,8 @@ def _killed_for_memory() -> int:
     return 0
 
 
-def facts() -> dict[str, Any]:
-    """What the host must know of this Python to install packages for it."""
+def _python_facts() -> dict[str, Any]:
+    """What the host must know about this Python to install packages for it."""
     try:
         libc = os.confstr("CS_GNU_LIBC_VERSION") or ""
     except (ValueError, OSError):

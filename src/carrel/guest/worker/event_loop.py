@@ -1,4 +1,4 @@
-"""The event loop of cells that await: kept between them, stopped by an interrupt, made whole again in a fork."""
+"""The event loop of cells that await: kept between cells, stopped by an interrupt, renewed in a fork."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from .interrupts import Interrupts
 
 _ASYNCIO = os.path.dirname(asyncio.__file__) + os.sep
-_MACHINERY = (_ASYNCIO, selectors.__file__)
+_LOOP_FILES = (_ASYNCIO, selectors.__file__)
 
 
 class CellLoop:
-    """One loop for all cells of a session, so that tasks and connections of one go on in the next."""
+    """One loop for all cells of a session, so that tasks and connections of one cell continue in the next."""
 
     def __init__(self, interrupts: Interrupts) -> None:
         self._interrupts = interrupts
@@ -23,7 +23,7 @@ class CellLoop:
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """What the coroutine returns or raises; KeyboardInterrupt when it was interrupted."""
-        if self._loop is None or self._loop.is_closed() or not self._whole():
+        if self._loop is None or self._loop.is_closed() or not self._is_intact():
             self._loop = asyncio.new_event_loop()
         loop = self._loop
         asyncio.set_event_loop(loop)
@@ -33,7 +33,7 @@ class CellLoop:
         def stop(filename: str) -> bool:
             nonlocal stopped
             # Where the loop only waits, cancelling is gentle; code that runs is stopped like any other.
-            if stopped or not filename.startswith(_MACHINERY):
+            if stopped or not filename.startswith(_LOOP_FILES):
                 return False
             stopped = True
             loop.call_soon_threadsafe(task.cancel)
@@ -46,7 +46,7 @@ class CellLoop:
             if not stopped:
                 raise
             where: BaseException = cancelled
-            # Until Python 3.10 the place itself stands in what was raised before.
+            # Until Python 3.10 the traceback is in the exception that was raised before.
             while isinstance(where.__context__, asyncio.CancelledError):
                 where = where.__context__
             raise KeyboardInterrupt().with_traceback(where.__traceback__) from None
@@ -57,15 +57,15 @@ class CellLoop:
                     self._clean_up(loop, task)
             finally:
                 if task.done() and not task.cancelled():
-                    # Looked at, or it is complained of in a later cell, from a destructor, which swallows interrupts.
+                    # Retrieved, or asyncio logs it in a later cell, from a destructor, where interrupts are lost.
                     task.exception()
 
     def _clean_up(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
-        """An exception went through the loop and left the task half way: it gets the chance to end well."""
-        waiting = True
+        """An exception went through the loop and left the task unfinished: let the task clean up."""
+        cleaning_up = True
 
         def stop(*_: object) -> None:
-            if waiting:
+            if cleaning_up:
                 loop.stop()
 
         try:
@@ -76,14 +76,14 @@ class CellLoop:
         except RuntimeError:
             self._loop = None
         except KeyboardInterrupt:
-            # The same that is being told already, coming out of the task once more.
+            # The same interrupt, raised from the task once more.
             if not task.done():
                 raise
         finally:
-            waiting = False
+            cleaning_up = False
 
     def forget(self) -> None:
-        """After a reset: the next cell that awaits gets a new one."""
+        """After a reset: the next cell that awaits gets a new loop."""
         loop, self._loop = self._loop, None
         if loop is not None and not loop.is_closed():
             for task in asyncio.all_tasks(loop):
@@ -92,14 +92,14 @@ class CellLoop:
             loop.close()
 
     def descriptors(self) -> set[int]:
-        """What the loop itself holds open."""
+        """The descriptors of the loop itself."""
         loop: Any = self._loop
         if loop is None or loop.is_closed() or not isinstance(loop, asyncio.SelectorEventLoop):
             return set()
         return {loop._selector.fileno(), loop._ssock.fileno(), loop._csock.fileno()}  # type: ignore[attr-defined]
 
-    def _whole(self) -> bool:
-        """Whether code has not closed what the loop works with."""
+    def _is_intact(self) -> bool:
+        """Whether code has not closed the loop's descriptors."""
         try:
             for fd in self.descriptors():
                 os.fstat(fd)
@@ -108,7 +108,7 @@ class CellLoop:
         return True
 
     def renew(self) -> None:
-        """In a fork: the kernel's side of a loop is shared with the parent; what one watches would reach the other."""
+        """In a fork: replace the selector, whose kernel object is shared with the parent and would mix their events."""
         loop: Any = self._loop
         if loop is None or loop.is_closed():
             return
@@ -122,7 +122,7 @@ class CellLoop:
             try:
                 inner._selector.register(key.fileobj, key.events, key.data)
             except (OSError, ValueError):
-                continue  # closed in this process: the old line
+                continue  # closed in this process: the old channel
         before.close()
         inner._close_self_pipe()
         inner._make_self_pipe()
