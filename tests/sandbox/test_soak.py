@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from carrel.guest.channel import ChannelError
 from tests.sandbox.conftest import Host, waiting_place
 from tests.sandbox.host import NOBODY, InitGone, Refused, Session, Zygote, wait_gone
 from tests.sandbox.test_cleanup import alive, family, groups, wait_empty
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
 SHARE = float(os.environ.get("CARREL_SOAK", "1"))
 SESSIONS, FORKS, KILLS = (max(1, int(count * SHARE)) for count in (10_000, 1_000, 200))
-FAILURES = (Refused, InitGone, json.JSONDecodeError, BrokenPipeError, ConnectionResetError)
+FAILURES = (Refused, InitGone, ChannelError, json.JSONDecodeError, BrokenPipeError, ConnectionResetError)
 """How a session or a fork fails whose processes are killed while it starts."""
 
 
