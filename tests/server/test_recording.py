@@ -95,11 +95,11 @@ half = chr(0xd800)
 """
     assert client.post(f"/sessions/{session}/run", json={"code": code}).json()["is_ok"]
     variables = {each["name"]: each for each in client.get(f"/sessions/{session}/variables").json()["variables"]}
-    assert set(variables) == {"Odd", "globals", "half", "numbers", "odd", "sorted", "text", "type"}
+    assert set(variables) == {"Odd", "globals", "half", "json", "numbers", "odd", "sorted", "text", "type"}
     assert (variables["numbers"]["type"], variables["numbers"]["preview"]) == ("list", "[0, 1, 2, 3, 4]")
     assert variables["text"]["size"] > 1000
     assert len(variables["text"]["preview"]) < 300
-    assert "Odd instance" in variables["odd"]["preview"]
+    assert "Odd object" in variables["odd"]["preview"]
 
 
 def test_the_conversation_by_pages(client: httpx.Client, session: str) -> None:

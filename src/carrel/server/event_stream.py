@@ -99,7 +99,8 @@ def run_stream(hosted: HostedSession, request: RunCode) -> EventSourceResponse:
         async with aclosing(session.stream(request.code, request.timeout)) as pieces:
             async for piece in pieces:
                 if isinstance(piece, ExecutionResult):
-                    yield event("result", run_record(await hosted.finish_run(request.code, piece)))
+                    await hosted.note_run(request.code, piece)
+                    yield event("result", run_record(piece))
                 else:
                     yield event("output", {"stream": piece.stream, "text": piece.text})
 

@@ -16,7 +16,6 @@ from typing import Any, Literal, TypeVar
 
 from carrel.errors import (
     CarrelError,
-    ExecutionError,
     ExecutorClosed,
     InteractionNotFound,
     JobNotFound,
@@ -26,7 +25,6 @@ from carrel.errors import (
 )
 from carrel.execution import temp_dirs
 from carrel.execution.executor import CommandResult, ExecutionResult, Executor, OnOutput
-from carrel.execution.results import closed_result
 from carrel.server.records import EventKind, Operation, RecordStore, now
 from carrel.session import MemoryStorage, Session, StorageBackend
 from carrel.tasks.environment import PreparedSample
@@ -37,8 +35,6 @@ from carrel.wire.answers import (
     Interaction,
     SessionRecord,
     SessionStatus,
-    VariableList,
-    VariableRecord,
     WorkspaceDiff,
 )
 from carrel.wire.odd_values import escape_surrogates
@@ -55,16 +51,6 @@ _MAX_KEPT_DIFF = 16 * 1024 * 1024
 """Characters of the diff that is kept of a session that has ended."""
 _KEEP_DIFF_SECONDS = 10.0
 """How long the end of a session waits for its diff."""
-_VARIABLES_SECONDS = 10.0
-_LIST_VARIABLES = """
-(lambda b, s, r: [
-    (n, b.type(v).__name__, s.getsizeof(v, 0), r.repr(v)[:200])
-    for n, v in b.sorted(b.globals().items())
-    if not n.startswith("_") and not b.isinstance(v, b.type(s))
-    and n not in ("tools", "workflows", "skills", "artifacts", "deps", "In", "Out", "exit", "quit")
-])(__import__("builtins"), __import__("sys"), __import__("reprlib"))
-"""
-"""An expression that works whatever names the session's code has replaced."""
 
 
 class HostedStorage(MemoryStorage):
@@ -271,7 +257,6 @@ class HostedSession:
     async def _keep_diff(self, executor: Executor) -> None:
         try:
             async with asyncio.timeout(_KEEP_DIFF_SECONDS):
-                await executor.interrupt()
                 diff = await read_diff(executor)
             if len(diff.diff) > _MAX_KEPT_DIFF:
                 diff = diff.model_copy(update={"diff": diff.diff[:_MAX_KEPT_DIFF], "truncated": True})
@@ -422,32 +407,17 @@ class HostedSession:
         finally:
             await asyncio.to_thread(temp_dirs.remove, folder)
 
-    # --- variables --------------------------------------------------------------------------------------------------
-
-    async def variables(self) -> VariableList:
-        """Return the variables of the session's Python, by name."""
-        result = await self.executor().run(_LIST_VARIABLES, _VARIABLES_SECONDS)
-        if result.error is not None:
-            raise ExecutionError(f"the variables could not be listed: {result.error_type}")
-        names = ("name", "type", "size", "preview")
-        records = [escape_surrogates(dict(zip(names, each, strict=True))) for each in result.value or []]
-        return VariableList(variables=[VariableRecord.model_validate(each) for each in records])
-
     # --- events -----------------------------------------------------------------------------------------------------
 
     async def note(self, kind: EventKind, event: dict[str, Any]) -> None:
         """Write an event of the session."""
         await self._records.append_event(self.id, kind, {"at": now().isoformat(), **event})
 
-    async def finish_run(self, code: str, result: ExecutionResult) -> ExecutionResult:
-        """Write the event of a run of code, and return its result as the user gets it."""
-        if self._ending is not None and result.error_type == "KeyboardInterrupt":
-            # The code was stopped to read the diff before the end of the session.
-            result = closed_result()
+    async def note_run(self, code: str, result: ExecutionResult) -> None:
+        """Write the event of a run of code."""
         first_line = code.strip().partition("\n")[0][:200]
         self._changed.set()
         await self.note("run", {"code": first_line, "error_type": result.error_type, "duration": result.duration})
-        return result
 
     async def flush_trace(self) -> None:
         """Write the steps that have ended to the trace."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -34,9 +35,10 @@ from carrel.wire.answers import (
     ReplaceResult,
     RunResult,
     VariableList,
+    VariableRecord,
     WorkspaceDiff,
 )
-from carrel.wire.odd_values import url_name
+from carrel.wire.odd_values import escape_surrogates, url_name
 from carrel.wire.requests import ReplaceText, RunCode, RunCommand
 
 router = APIRouter(dependencies=[Depends(bearer)], responses=PROBLEMS, route_class=JsonRoute)
@@ -110,7 +112,8 @@ async def run_code(
     if wants_events:
         return run_stream(hosted, request)
     result = await session.run(request.code, request.timeout)
-    return run_record(await hosted.finish_run(request.code, result))
+    await hosted.note_run(request.code, result)
+    return run_record(result)
 
 
 @router.post("/sessions/{session_id}/interrupt", tags=["code"])
@@ -122,7 +125,8 @@ async def interrupt(manager: ManagerDep, user: UserDep, session_id: str) -> Inte
 @router.get("/sessions/{session_id}/variables", tags=["code"])
 async def get_variables(manager: ManagerDep, user: UserDep, session_id: str) -> VariableList:
     """The variables of the session's Python, by name; after code that is running."""
-    return await (await manager.hosted(user, session_id)).variables()
+    found = await (await manager.hosted(user, session_id)).workspace().session.variables()
+    return VariableList(variables=[VariableRecord(**escape_surrogates(asdict(variable))) for variable in found])
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
