@@ -13,8 +13,8 @@ from carrel.errors import DependencyError, EnvironmentFailed
 from carrel.execution.config import SubprocessConfig
 from carrel.execution.environments import output
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from tests.library.remote.web import Answer, Web
 from tests.support.stores import until
+from tests.support.web_server import Answer, WebServer
 from tests.support.wheels import build_wheel
 
 
@@ -135,7 +135,7 @@ async def test_one_that_takes_too_long_is_given_up() -> None:
 async def test_where_it_comes_from_is_said_by_the_hosts_environment_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index, other = Web(lambda asked: Answer("", 404)), Web(lambda asked: Answer("", 404))
+    index, other = WebServer(lambda request: Answer("", 404)), WebServer(lambda request: Answer("", 404))
     # Code may have written it, where the host's folder is a workspace that it can change.
     (tmp_path / "uv.toml").write_text(f'cache-dir = "{tmp_path}/planted"\nextra-index-url = ["{other.url}/simple"]\n')
     monkeypatch.chdir(tmp_path)
@@ -149,8 +149,8 @@ async def test_where_it_comes_from_is_said_by_the_hosts_environment_alone(
         await executor.close()
         index.close()
         other.close()
-    assert [asked.path for asked in index.asked] == ["/simple/nowhere-to-be-had/"]
-    assert other.asked == []
+    assert [request.path for request in index.requests] == ["/simple/nowhere-to-be-had/"]
+    assert other.requests == []
     assert not (tmp_path / "planted").exists()
 
 

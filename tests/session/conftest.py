@@ -21,7 +21,7 @@ from carrel import (
 )
 from carrel.execution.environments import READY
 from carrel.execution.packages import MARK
-from tests.library.remote.web import Answer, Asked, Web
+from tests.support.web_server import Answer, WebRequest, WebServer
 from tests.support.wheels import build_wheel
 
 KINDS = ("sandboxed", "unconfined", "in-process")
@@ -150,12 +150,12 @@ def executor_of(kind: str, **settings: Any) -> Executor:
 
 
 @pytest.fixture
-def web() -> Iterator[Callable[[Callable[[Asked], Answer]], Web]]:
+def web() -> Iterator[Callable[[Callable[[WebRequest], Answer]], WebServer]]:
     """Serve on loopback: `web(lambda asked: Answer({"x": 1}))`."""
-    started: list[Web] = []
+    started: list[WebServer] = []
 
-    def serve(answer: Callable[[Asked], Answer]) -> Web:
-        started.append(Web(answer))
+    def serve(answer: Callable[[WebRequest], Answer]) -> WebServer:
+        started.append(WebServer(answer))
         return started[-1]
 
     yield serve

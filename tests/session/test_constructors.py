@@ -21,7 +21,7 @@ from carrel import (
     SubprocessConfig,
     SubprocessExecutor,
 )
-from tests.library.remote.web import Answer, Web
+from tests.support.web_server import Answer, WebServer
 
 from .conftest import Open
 
@@ -262,7 +262,7 @@ def test_a_wrong_id_is_refused(wrong: str) -> None:
 async def test_without_network_the_package_index_is_not_used(
     base: Path, wheelhouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index = Web(lambda request: Answer("", 404))
+    index = WebServer(lambda request: Answer("", 404))
     monkeypatch.setenv("UV_DEFAULT_INDEX", f"{index.url}/simple")
     (base / "requirements.txt").write_text("listed-package\n")
     try:
@@ -271,11 +271,11 @@ async def test_without_network_the_package_index_is_not_used(
                 result = await session.run(call)
                 assert result.error_type == "DependencyError"
                 assert "no network" in (result.error or "")
-            assert index.asked == []
+            assert index.requests == []
             assert (await session.run("deps.list()")).value == ["listed-package"]
             # Packages that the host adds are installed.
             assert (await session.add_dep("carrel-greeting"))["failed"] == ["carrel-greeting"]
-            assert [request.path for request in index.asked] == ["/simple/carrel-greeting/"]
+            assert [request.path for request in index.requests] == ["/simple/carrel-greeting/"]
     finally:
         index.close()
     async with Session.from_base(base, network=False, wheelhouse=wheelhouse) as session:

@@ -11,7 +11,7 @@ import pytest
 from carrel import ExecutionResult, Session
 from tests.execution.processes import descendants, wait_gone
 from tests.library.remote.conftest import SERVERS
-from tests.library.remote.web import Answer, Asked
+from tests.support.web_server import Answer, WebRequest
 
 from .conftest import Open
 
@@ -190,7 +190,7 @@ async def test_an_mcp_server_ends_with_the_session(open_session: Open, base: Pat
 
 
 async def test_a_failing_web_service(open_session: Open, base: Path, web: Any) -> None:
-    def answer(request: Asked) -> Answer:
+    def answer(request: WebRequest) -> Answer:
         if request.path == "/down":
             return Answer("out of order", status=503)
         return Answer({"path": request.path})
