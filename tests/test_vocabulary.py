@@ -28,7 +28,7 @@ EXEMPT = {
     "bench/data": "definitions of real tools, as their authors wrote them",
     "src/carrel/embedding/words": "a vocabulary of English",
     "src/carrel/tasks/demo/files": "source files of the demo's samples",
-    "tests/conversation/written": "logs that earlier versions wrote",
+    "tests/conversation/earlier_versions": "logs that earlier versions wrote",
     "tests/formats/golden": "recorded answers of model providers",
     "tests/importers/samples": "logs of other programs",
     "tests/tasks/recorded": "recorded reports of other test runners",

@@ -1,4 +1,4 @@
-"""When to compact, where to cut, and what is said about what leaves."""
+"""When to compact, where to cut, and the report of what is removed."""
 
 from typing import Any
 

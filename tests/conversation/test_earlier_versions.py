@@ -1,4 +1,4 @@
-"""Sessions that earlier versions wrote are read and continued; `written/README.md` says which commit wrote each."""
+"""Sessions of earlier versions are read and continued; `earlier_versions/README.md` has the commit of each."""
 
 import base64
 import json
@@ -13,7 +13,7 @@ from carrel.conversation.session_state import COUNTS
 from carrel.conversation.store import SessionStore
 from tests.support.messages import user
 
-WRITTEN = Path(__file__).parent / "written"
+WRITTEN = Path(__file__).parent / "earlier_versions"
 COMMITS = sorted(folder.name for folder in WRITTEN.iterdir() if folder.is_dir())
 PICTURE = bytes(range(256)) * 260
 

@@ -1,4 +1,4 @@
-"""A tool call without a result is declared interrupted when it cannot be answered any more, and never before."""
+"""A tool call without a result is declared interrupted once no process can answer it any more, and never before."""
 
 import asyncio
 import subprocess

@@ -1,4 +1,4 @@
-"""What programs written for the original session format rely on: its three plain files, and its calls."""
+"""Programs for the original session format still work: its three plain files and its functions."""
 
 import base64
 import inspect

@@ -1,4 +1,4 @@
-"""A block of records: the same whether it was read from a file as one piece or made of the records."""
+"""A block is the same whether it was created from joined bytes or from records."""
 
 from hypothesis import given
 from hypothesis import strategies as st

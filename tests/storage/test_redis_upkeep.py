@@ -1,4 +1,4 @@
-"""RedisStore over time: connections and loops, what is forgotten, locks that are renewed, sync, and the extra."""
+"""RedisStore: connections and event loops, released memory, renewed locks, sync, and the missing extra."""
 
 import asyncio
 import json

@@ -17,7 +17,7 @@ from carrel.tasks.importers.write import ImportResult
 from carrel.tasks.sample import Sample, SampleEnvironment, VerifySettings
 from carrel.tasks.verification.changes import Change, Changes
 from carrel.tasks.verification.verifier import grade, grade_patch
-from tests.support.layouts import HALF, LAYOUTS, TESTS, Repository, of_commits
+from tests.support.git_repositories import HALF, LAYOUTS, TESTS, Repository, of_commits
 from tests.support.samples import COMMAND, PYTEST_ENV
 
 EVEN, ODD = "tests.test_halves::test_even", "tests.test_halves::test_odd"

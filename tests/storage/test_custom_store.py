@@ -1,4 +1,4 @@
-"""The shared suite, run against a store of another program: one that lets other tasks run before each call."""
+"""The shared suite, run on a custom store, which lets other tasks run before each call."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

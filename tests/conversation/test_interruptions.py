@@ -1,4 +1,4 @@
-"""Whatever is done to sessions leaves the old or the new: cut off at any step, looked at, and with others at work."""
+"""Operations that are killed, fail or run concurrently at any step leave the old state or the new one."""
 
 import asyncio
 import itertools
@@ -11,7 +11,7 @@ import pytest
 from carrel.storage.base import Store
 from carrel.storage.files.store import FileStore
 from carrel.storage.redis.store import RedisStore
-from tests.support.session_steps import NAMES, Cut, Laboratory
+from tests.support.interruptions import NAMES, Cut, Laboratory
 
 HALVES = ("append to a new one", "append to a draft", "import")
 """They make a session and then fill it: in between it is there and empty, and the next writer continues it."""

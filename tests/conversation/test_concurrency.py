@@ -1,4 +1,4 @@
-"""Several at once on one session: who looks at a log and then writes does not pass over what came in between."""
+"""Concurrent operations on one session: a write that is based on an earlier read does not ignore what came between."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Sequence numbers and blocks of large log files, which are counted once and then known."""
+"""Sequence numbers and blocks of large log files, of which the lines are counted once."""
 
 import asyncio
 import os

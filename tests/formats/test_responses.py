@@ -1,4 +1,4 @@
-"""Responses of the SDKs, however they are dumped, are kept and can be sent back to the same provider."""
+"""Responses of the SDKs, in any dump of them, are kept and can be sent back to the same provider."""
 
 import json
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ import pytest
 from carrel.conversation.formats import from_provider, to_provider
 from carrel.conversation.messages import build_message, tool_result_block, user_text_message
 from carrel.errors import FormatRefused
-from tests.support.every_block import instance, kinds
 from tests.support.provider_shapes import anthropic, chat, google, responses
+from tests.support.sdk_values import instance, kinds
 from tests.support.strict_types import strict
 
 DUMPS: dict[str, dict[str, Any]] = {

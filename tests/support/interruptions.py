@@ -1,4 +1,4 @@
-"""Operations on sessions, taken apart into the calls they make to their store, and what is to be seen in between."""
+"""Operations on sessions, interrupted at each call that they make to their store."""
 
 import asyncio
 import contextlib

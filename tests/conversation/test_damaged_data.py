@@ -1,4 +1,4 @@
-"""Folders and messages that mean harm, or were damaged: they cost themselves, never another session."""
+"""Damaged or malicious folders and messages affect only their own session."""
 
 import asyncio
 import json

@@ -1,7 +1,7 @@
-"""Small git repositories, one for each way in which real projects are laid out.
+"""Small git repositories, one for each common layout of a project.
 
 In each, the commit after the tag `v1` fixes something and brings the test for it. As a program it writes one of them:
-`python -m tests.support.layouts src FOLDER`.
+`python -m tests.support.git_repositories src FOLDER`.
 """
 
 from __future__ import annotations
