@@ -12,12 +12,11 @@ from carrel.errors import CarrelError, ToolCallError, ToolNotFoundError, ToolTim
 from carrel.library.names import check_call_signature, python_name
 from carrel.library.search import LibrarySearch, SearchEntry
 from carrel.library.tools.approval import Approval, Approver
-from carrel.library.tools.arguments import bind_arguments
+from carrel.library.tools.arguments import ArgumentValidator, bind_arguments
 from carrel.library.tools.definition_files import ToolFiles
-from carrel.library.tools.loaded_provider import STARTUP_WAIT, LoadedProvider
 from carrel.library.tools.secrets import Secrets
 from carrel.library.tools.stubs import Docs, describe, parameters_of, signature_of
-from carrel.library.tools.tool import Tool, ToolProvider
+from carrel.library.tools.tool import STARTUP_WAIT, LoadedProvider, Tool, ToolProvider
 from carrel.processes import OnOutput, run_in_thread
 from carrel.text import did_you_mean
 
@@ -61,6 +60,7 @@ class ToolRegistry:
         self._approval = Approval(approve, session_id)
         self._search = search if search is not None else LibrarySearch(None, "search/tools")
         self._summaries: dict[str, ToolSummary] = {}
+        self._validators: dict[str, ArgumentValidator] = {}
         self._secrets = secrets if secrets is not None else Secrets()
         self._startup_wait = startup_wait
         self._warned: set[str] = set()
@@ -100,6 +100,7 @@ class ToolRegistry:
         if not self._providers.get(name):
             self._providers.pop(name, None)
         self._summaries = {full: one for full, one in self._summaries.items() if _first_word(full) != name}
+        self._validators = {full: one for full, one in self._validators.items() if _first_word(full) != name}
 
     def _on_closed(self, task: asyncio.Task[None]) -> None:
         loaded = self._closing.pop(task)
@@ -281,9 +282,9 @@ class ToolRegistry:
             if on_output is not None and (tool.stream if stream is None else stream):
                 redacting = self._secrets.redacting(on_output)
             with loaded.in_use():
-                values = await loaded.validated(tool, bind_arguments(tool, args, arguments or {}))
+                values = await self._validate(tool, bind_arguments(tool, args, arguments or {}))
                 if tool.approval == "ask":
-                    values = await loaded.validated(tool, await self._approval.request(tool, values))
+                    values = await self._validate(tool, await self._approval.request(tool, values))
                 async with self._slots:
                     return self._secrets.redact_data(await _call_provider(loaded.provider, tool, values, redacting))
         except CarrelError as error:
@@ -292,6 +293,15 @@ class ToolRegistry:
         finally:
             if redacting is not None:
                 redacting.end()
+
+    async def _validate(self, tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments as the tool takes them; raises `ToolCallError` naming what is wrong with them."""
+        validator = self._validators.get(tool.name)
+        if validator is None or validator.tool is not tool:
+            validator = self._validators[tool.name] = ArgumentValidator(tool)
+        if validator.is_slow(arguments):
+            return await run_in_thread(lambda: validator.validated(arguments))
+        return validator.validated(arguments)
 
     async def handle(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], on_output: OnOutput | None = None
