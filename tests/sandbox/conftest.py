@@ -1,4 +1,4 @@
-"""Sessions of both sorts: of a zygote that is root, and of one that is nobody in particular."""
+"""Sessions of both sorts: of a zygote that is root, and of one that is not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.sandbox.host import NOBODY, Session, Zygote
+from tests.sandbox.host import OTHER_USER, Session, Zygote
 
 
 def python_for(user: int | None) -> tuple[str, list[str]]:
@@ -67,7 +67,7 @@ def hosts() -> list[str]:
 @pytest.fixture(scope="module", params=hosts())
 def host(request: pytest.FixtureRequest) -> Iterator[Host]:
     """A zygote; the tests of a file share it, as sessions of a host do."""
-    made = Host(NOBODY if request.param == "rootless" and os.geteuid() == 0 else None)
+    made = Host(OTHER_USER if request.param == "rootless" and os.geteuid() == 0 else None)
     yield made
     made.zygote.close()
 

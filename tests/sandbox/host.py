@@ -15,7 +15,7 @@ from typing import Any
 
 from carrel.guest.channel import Channel, ChannelError
 
-NOBODY = 65534
+OTHER_USER = 65534
 
 
 def readable(name: str) -> Path:
@@ -127,12 +127,12 @@ class Session:
         fork.control = Channel(control)
         self.control.send({"op": "fork", "id": 7}, (theirs.fileno(),))
         theirs.close()
-        told, _ = self.hear()
-        if told["op"] != "fork_ready":
+        answer, _ = self.hear()
+        if answer["op"] != "fork_ready":
             fork.line.close()
             line.close()
             fork.control.close()
-            raise Refused(told)
+            raise Refused(answer)
         fork.stdout, out = os.pipe()
         fork.stderr, err = os.pipe()
         self.line.sendall(json.dumps({"code": FORK}).encode() + b"\n")
@@ -211,7 +211,7 @@ def apart() -> list[str]:
 
 
 class Zygote:
-    """A zygote started as the host would, as root or as nobody."""
+    """A zygote started as the host would, as root or as another user."""
 
     def __init__(
         self, *, user: int | None = None, preload: list[str] | None = None, python: str = sys.executable, **setup: Any

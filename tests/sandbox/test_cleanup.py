@@ -1,4 +1,4 @@
-"""Nothing is left: no process, mount, cgroup or folder, whoever ends first and however."""
+"""Nothing is left: no process, mount, cgroup or folder, whichever process ends first and however."""
 
 from __future__ import annotations
 
@@ -164,9 +164,9 @@ pid = os.fork()
 if not pid:
     os._exit(1)
 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-report, told = os.pipe()
-os.write(told, sys.argv[1].encode().decode("unicode_escape").encode())
-os.close(told)
+report, reported = os.pipe()
+os.write(reported, sys.argv[1].encode().decode("unicode_escape").encode())
+os.close(reported)
 zygote.poll.register(report)
 process = SessionProcess(pid, SandboxSpec(), os.open("/dev/null", os.O_RDONLY), report, socket.socketpair()[0], None)
 process.spawn_id = "mine"
@@ -176,9 +176,11 @@ print(zygote.sessions, Channel(ours).read()[0])
 """
 
 
-@pytest.mark.parametrize("said", ['{"step": "mount", "message": "missing"}\\n', '{"step": "mo', '{"step": "mo\\n', ""])
-def test_one_that_ends_before_it_is_heard_is_told_as_failed_and_harms_nobody(said: str) -> None:
-    done = subprocess.run([sys.executable, "-c", GONE, said], capture_output=True, text=True)
+@pytest.mark.parametrize(
+    "report", ['{"step": "mount", "message": "missing"}\\n', '{"step": "mo', '{"step": "mo\\n', ""]
+)
+def test_a_session_that_ends_before_its_report_is_read_has_failed(report: str) -> None:
+    done = subprocess.run([sys.executable, "-c", GONE, report], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("{} {'op': 'failed', 'id': 'mine'"), done.stdout
 

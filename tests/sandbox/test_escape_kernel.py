@@ -70,8 +70,8 @@ def test_leases_and_notifications_of_files(inside: Session) -> None:
 
 
 def test_the_same_by_a_program(inside: Session) -> None:
-    told = inside.value("import subprocess; answer = subprocess.getstatusoutput('unshare -r id')")
-    assert told[0] != 0
+    status, _ = inside.value("import subprocess; answer = subprocess.getstatusoutput('unshare -r id')")
+    assert status != 0
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="x32 and i386 are calls of x86_64 machines")
@@ -170,7 +170,7 @@ def test_the_host_s_shared_memory_and_queues(inside: Session) -> None:
 
 
 def test_who_closes_a_socket_of_the_session_never_waits(inside: Session) -> None:
-    """It is told that it may, and the socket does not linger: the host closes what it is sent."""
+    """The call succeeds, and the socket does not linger: the host closes what it receives."""
     code = (
         "s = socket.socket()\ns.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, 0, 0, 0, 99, 0, 0, 0]))\n"
         "answer = list(s.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8))"

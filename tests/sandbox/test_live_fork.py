@@ -156,14 +156,14 @@ def test_forks_of_forks(start: Start, fork: ForkIt) -> None:
 
 def test_how_deep_forks_go(start: Start, fork: ForkIt) -> None:
     family = [start()]
-    told = ""
-    while not told and len(family) < 40:
+    message = ""
+    while not message and len(family) < 40:
         try:
             family.append(fork(family[-1]))
         except Refused as refused:
-            told = refused.answer["message"]
+            message = refused.answer["message"]
     assert 25 < len(family) < 35
-    assert "deep" in told
+    assert "deep" in message
     deepest = max(processes_below(family[0].pid), key=lambda pid: (numbers_of(pid)[-1] == "1", len(numbers_of(pid))))
     before = len(os.listdir(f"/proc/{deepest}/fd"))
     for _ in range(3):
@@ -183,7 +183,7 @@ def test_many_forks_of_one(start: Start, fork: ForkIt) -> None:
     assert [other.value(f"x += {number}; answer = x") for number, other in enumerate(forks)] == list(range(1, 11))
 
 
-def test_the_end_of_a_fork_s_worker_is_told(start: Start, fork: ForkIt) -> None:
+def test_the_end_of_a_fork_s_worker_is_reported(start: Start, fork: ForkIt) -> None:
     session = start()
     other = fork(session)
     signal.pidfd_send_signal(other.worker, signal.SIGKILL)
@@ -208,7 +208,7 @@ def test_without_the_parts_for_it_a_fork_is_refused(start: Start) -> None:
     assert session.value("answer = 'enter_fork' in settings") is False
 
 
-def test_a_place_that_nobody_entered_is_gone_with_its_line(start: Start) -> None:
+def test_a_fork_that_was_not_entered_is_gone_with_its_socket(start: Start) -> None:
     session = start()
     for _ in range(3):
         ours, theirs = socket.socketpair()
@@ -234,7 +234,7 @@ def test_after_a_place_that_was_given_up_the_next_fork_is_made_at_once(start: St
             assert session.hear()[0]["op"] == "fork_ready"
         ours.close()
         if not ready:
-            # Given up while it was being made: told either way, then the next.
+            # Given up while it was being made: reported either way, then the next.
             assert session.hear()[0]["op"] in ("fork_ready", "fork_failed")
     assert fork(session).value("answer = x") == 3
 
@@ -244,8 +244,8 @@ def test_two_forks_at_once_are_refused(start: Start) -> None:
     lines = [socket.socketpair() for _ in range(2)]
     for number, (_, theirs) in enumerate(lines):
         session.control.send({"op": "fork", "id": number}, (theirs.fileno(),))
-    told = {record["id"]: record["op"] for record, _ in (session.hear(), session.hear())}
-    assert told == {0: "fork_ready", 1: "fork_failed"}
+    answers = {record["id"]: record["op"] for record, _ in (session.hear(), session.hear())}
+    assert answers == {0: "fork_ready", 1: "fork_failed"}
     for line in lines:
         line[0].close()
         line[1].close()
@@ -392,7 +392,7 @@ def test_code_that_keeps_the_capabilities_of_who_enters_gains_nothing(start: Sta
     assert session.value("answer = len(doors)") == 0  # Only the process in between has had them open.
 
 
-def test_an_answer_that_nobody_has_read_is_not_taken_for_the_next(start: Start, fork: ForkIt) -> None:
+def test_an_unread_answer_is_not_taken_for_the_next(start: Start, fork: ForkIt) -> None:
     """Who stands between may be killed while it waits, and the worker that goes on has the same line to init."""
     session = start()
     session.value(

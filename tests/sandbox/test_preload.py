@@ -29,7 +29,7 @@ def session(zygote: Zygote) -> Iterator[Session]:
     made.close()
 
 
-def test_a_module_that_cannot_be_loaded_is_told(zygote: Zygote) -> None:
+def test_a_module_that_cannot_be_loaded_is_reported(zygote: Zygote) -> None:
     assert list(zygote.ready["preload_failures"]) == ["no_such_module"]
     assert "ModuleNotFoundError" in zygote.ready["preload_failures"]["no_such_module"]
 

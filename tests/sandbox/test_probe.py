@@ -1,4 +1,4 @@
-"""What this machine can do: told by trying, also on machines that can do less."""
+"""What this machine can do: found by trying, also on machines that can do less."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ print(probe_child._try_in_child(probe_child.USER, lambda: None))
 """
 
 
-def test_where_no_ids_may_be_mapped_this_is_told_and_nobody_waits_for_ever() -> None:
-    said = subprocess.check_output([sys.executable, "-c", NO_MAPS], text=True, timeout=60)
-    assert said == "the id maps could not be written: [Errno 1] Operation not permitted\n"
+def test_where_no_ids_may_be_mapped_the_result_says_so() -> None:
+    output = subprocess.check_output([sys.executable, "-c", NO_MAPS], text=True, timeout=60)
+    assert output == "the id maps could not be written: [Errno 1] Operation not permitted\n"
 
 
-def test_the_parts_are_told_with_a_reason_and_a_remedy() -> None:
+def test_the_parts_are_reported_with_a_reason_and_a_remedy() -> None:
     parts = probe.probe()
     assert [part.name for part in parts] == list(probe.WHAT)
     for part in parts:

@@ -32,7 +32,7 @@ def test_the_session_is_an_ordinary_user_without_capabilities(inside: Session) -
     assert fields["NoNewPrivs"] == "1"
 
 
-def test_outside_it_is_nobody_s_process(inside: Session, host: Host) -> None:
+def test_outside_it_is_a_process_of_an_unused_user(inside: Session, host: Host) -> None:
     owner = os.stat(f"/proc/{inside.pid}/fd").st_uid if host.user is None else None
     status = Path(f"/proc/{inside.pid}/status").read_text(encoding="ascii")
     outside = int(next(line for line in status.splitlines() if line.startswith("Uid")).split()[1])

@@ -1,4 +1,4 @@
-"""The place of the next session, built ahead: who gets it, and what becomes of it when it is no good any more."""
+"""The sandbox prepared in advance: which session gets it, and when it is discarded."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_one_that_is_killed_is_not_given_to_anybody(
     assert start_as_host_does(start, hostname="another").value("answer = 6 * 7") == 42
 
 
-def test_one_whose_worker_died_is_replaced(host: Host, ahead: int) -> None:
+def test_a_prepared_sandbox_without_its_worker_is_replaced(host: Host, ahead: int) -> None:
     os.kill(worker_of(ahead), signal.SIGKILL)
     wait_gone(ahead)
     assert waiting_place(host) != ahead
@@ -166,7 +166,7 @@ print(*found)
 
 
 def test_files_of_the_host_that_were_replaced_since(host: Host) -> None:
-    """In a place where nobody minds: /etc of this test alone."""
+    """With an /etc that this test has for itself."""
     if os.geteuid() != 0:
         pytest.skip("only root can have an /etc for itself here")
     own = "mount -t tmpfs none /mnt && mkdir /mnt/u /mnt/w"
@@ -235,7 +235,7 @@ def kill_if_there(pid: int) -> None:
 
 
 def start_as_host_does(start: Callable[..., Session], **settings: object) -> Session:
-    """A place that was claimed in the moment of its death is said to be lost: then another is asked for."""
+    """A prepared sandbox that dies when it is assigned is reported as lost, and the host spawns again."""
     try:
         return start(**settings)
     except Refused as refused:

@@ -201,8 +201,8 @@ def test_terminals_and_personalities(machine: str) -> None:
         0x8A00: ALLOW,
     }
     assert {request: ask(machine, "ioctl", 0, request) for request in requests} == requests
-    asked = {value: ask(machine, "personality", value) for value in (0, 0x0040000, 0xFFFFFFFF, 0x0400000, 8)}
-    assert asked == {
+    answers = {value: ask(machine, "personality", value) for value in (0, 0x0040000, 0xFFFFFFFF, 0x0400000, 8)}
+    assert answers == {
         0: ALLOW,
         0x0040000: ALLOW,
         0xFFFFFFFF: ALLOW,

@@ -18,7 +18,7 @@ import pytest
 
 from carrel.guest.channel import ChannelError
 from tests.sandbox.conftest import Host, waiting_place
-from tests.sandbox.host import NOBODY, InitGone, Refused, Session, Zygote, wait_gone
+from tests.sandbox.host import OTHER_USER, InitGone, Refused, Session, Zygote, wait_gone
 from tests.sandbox.test_cleanup import alive, family, groups, wait_empty
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
@@ -184,7 +184,7 @@ def test_kills_while_a_session_is_closed(host: Host) -> None:
             timer.join()
 
 
-@pytest.mark.parametrize("user", [None, NOBODY] if os.geteuid() == 0 else [None])
+@pytest.mark.parametrize("user", [None, OTHER_USER] if os.geteuid() == 0 else [None])
 def test_kills_of_the_zygote(user: int | None) -> None:
     for _ in range(KILLS):
         host = Host(user)

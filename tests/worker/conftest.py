@@ -26,10 +26,10 @@ def python_of(version: str) -> str | None:
                 prefix = subprocess.run(["pyenv", "prefix", found], capture_output=True, text=True, check=False)
                 candidates.insert(0, f"{prefix.stdout.strip()}/bin/python")
     for candidate in filter(None, candidates):
-        asked = subprocess.run(
+        version_check = subprocess.run(
             [candidate, "-c", "import sys; print(sys.version_info[:2])"], capture_output=True, text=True, check=False
         )
-        if asked.returncode == 0 and asked.stdout.strip() == str(tuple(map(int, version.split(".")))):
+        if version_check.returncode == 0 and version_check.stdout.strip() == str(tuple(map(int, version.split(".")))):
             return candidate
     return None
 

@@ -34,11 +34,11 @@ class Gone(Exception):
 
 
 class HostError(Exception):
-    """What a handler of the host raises, to be told to the code inside."""
+    """What a handler of the host raises, for the code inside."""
 
     def __init__(self, kind: str, message: str, also: tuple[str, ...] = (), **attributes: Any) -> None:
         super().__init__(message)
-        self.told = {
+        self.record = {
             "type": kind, "message": message, "also": list(also), "attributes": values.encode(attributes)
         }  # fmt: skip
 
@@ -127,12 +127,12 @@ class Session:
         self._sender = ThreadPoolExecutor(1)
         self._pidfds: list[int] = []
         here, there = socket.socketpair()
-        told = {"home": self.home, "names": ["tools"], **settings}
+        settings = {"home": self.home, "names": ["tools"], **settings}
         self._forks = (
             ForkServer([python, "-I", START, GUEST], env={"PATH": os.environ["PATH"]}) if fresh else forks(python)
         )
         self.process = self._forks.start(
-            ["main", json.dumps(told)],
+            ["main", json.dumps(settings)],
             {"PATH": os.environ["PATH"], "HOME": self.home, "MPLCONFIGDIR": self.home},
             Path(self.home),
             stdout=self.stdout.write_end,
@@ -199,7 +199,7 @@ class Session:
                 return
             answer["value"] = values.encode(value)
         except HostError as problem:
-            answer["error"] = problem.told
+            answer["error"] = problem.record
         # Beside the reading: two who only write to each other would wait forever.
         self._sender.submit(self.line.send, answer)
 
@@ -217,7 +217,7 @@ class Session:
         return self.ran(self.ask(op="run", code=code))
 
     def run_apart(self, code: str) -> Outcome:
-        """Run with fresh pipes; what comes through the old ones is nobody's."""
+        """Run with fresh pipes; what comes through the old ones is dropped."""
         self._old_pipes += [self.stdout, self.stderr]
         self.stdout, self.stderr = Pipe(), Pipe()
         ends = (self.stdout.write_end, self.stderr.write_end)
@@ -274,7 +274,7 @@ class Session:
     # --- forks ------------------------------------------------------------------------------------------------------
 
     def wait_frozen(self) -> None:
-        """Until the worker has kept a frozen fork of what was last run, or has said why not."""
+        """Until the worker has kept a frozen fork of what was last run, or has reported why not."""
 
         def about_it(record: Record) -> bool:
             return record.get("op") in ("frozen", "unfrozen") and record["covers"] == self._last_run

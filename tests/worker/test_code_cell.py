@@ -94,14 +94,14 @@ def test_what_stands_in_notebooks_and_is_no_python_has_a_word_beside(session: Se
 
 def test_a_thread_that_ends_by_an_exception_tells_its_own_lines(everywhere: Session) -> None:
     code = "import threading\ndef f():\n    int('x')\nt = threading.Thread(target=f)\nt.start()\nt.join()"
-    said = everywhere.run(code).stderr
-    assert "Exception in thread" in said
-    assert "    int('x')\n" in said
-    assert "threading.py" not in said
+    printed = everywhere.run(code).stderr
+    assert "Exception in thread" in printed
+    assert "    int('x')\n" in printed
+    assert "threading.py" not in printed
     assert everywhere.run(code.replace("int('x')", "raise SystemExit")).stderr == ""
 
 
-def test_causes_and_groups_are_told(session: Session) -> None:
+def test_causes_and_groups_are_shown(session: Session) -> None:
     error = session.run("try:\n    1/0\nexcept ZeroDivisionError as e:\n    raise KeyError('k') from e").error or ""
     assert "ZeroDivisionError" in error
     assert "direct cause" in error
@@ -150,7 +150,7 @@ def test_every_end_is_a_result_and_the_session_goes_on(
     assert everywhere.run("print('on')").stdout == "on\n"
 
 
-def test_exit_codes_are_told(session: Session) -> None:
+def test_exit_codes_are_reported(session: Session) -> None:
     codes = [session.run(f"raise SystemExit({code})").record["exit_code"] for code in ("", "0", "3", "'no'", "True")]
     assert codes == [0, 0, 3, 1, 1]
 

@@ -98,7 +98,7 @@ def test_input_that_comes_late(host: CommandHost) -> None:
         host.take()
     host.send_piece(number, b"two\n")
     assert host.end(number).data(1) == b"got one\ngot two\n"
-    host.send_piece(number, b"nobody reads this")
+    host.send_piece(number, b"not read by the command")
     assert host.command("echo on").data(1) == b"on\n"
 
 

@@ -111,7 +111,7 @@ def _raise(problem: Exception) -> None:
     raise problem
 
 
-def test_a_cancelled_call_is_told_and_its_answer_harmless(session: Session) -> None:
+def test_a_cancelled_call_is_reported_and_its_answer_harmless(session: Session) -> None:
     session.answer = lambda name, args, kwargs: NotImplemented
     outcome = session.run("import asyncio\nawait asyncio.wait_for(tools.slow.call_async(), 0.05)")
     assert outcome.error_type == "TimeoutError"
@@ -123,7 +123,7 @@ def test_a_cancelled_call_is_told_and_its_answer_harmless(session: Session) -> N
     assert session.value("await tools.c.call_async()") == "tools.c"
 
 
-def test_answers_that_nobody_asked_for_are_dropped(session: Session) -> None:
+def test_answers_without_a_call_are_dropped(session: Session) -> None:
     for call in (99, -1, None, "x", [1], 2.5):
         session.line.send({"op": "answer", "call": call, "value": 1})
     assert session.value("tools.b(1)") == ["tools.b", [1], {}]

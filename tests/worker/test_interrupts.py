@@ -107,8 +107,8 @@ def test_a_frozen_fork_does_not_mind(session: Session) -> None:
     assert session.value("x") == 5
 
 
-def test_pressing_on_does_not_spoil_what_is_told(session: Session) -> None:
-    """The telling of a long traceback takes longer than the pause between two presses."""
+def test_further_interrupts_do_not_spoil_the_traceback(session: Session) -> None:
+    """Formatting a long traceback takes longer than the pause between two interrupts."""
     code = "def deep(n):\n    if n: deep(n - 1)\n    else:\n        print('go')\n        while True: pass\n"
     session.value(code + "import sys; sys.setrecursionlimit(3000)")
     number = session.ask(op="run", code="deep(900)")
@@ -130,7 +130,7 @@ def test_pressing_on_does_not_spoil_what_is_told(session: Session) -> None:
     assert "in deep" in (outcome.error or "")
 
 
-def test_the_peak_of_whoever_started_it_is_not_its_own(session: Session) -> None:
+def test_the_peak_of_the_process_that_started_it_is_not_its_own(session: Session) -> None:
     ballast = bytearray(os.urandom(1)) * (256 << 20)
     with Session(fresh=True) as other:
         assert other.run("1").record["usage"]["max_rss_bytes"] < len(ballast)

@@ -74,7 +74,7 @@ def test_harmless_cells_need_no_fork_and_lose_nothing(session: Session) -> None:
     assert session.value("x, y") == (1, (1, 2))
 
 
-def test_a_value_whose_repr_kills_is_shown_after_a_fork(session: Session) -> None:
+def test_a_value_with_a_repr_that_kills_is_shown_after_a_fork(session: Session) -> None:
     session.value("import os\nclass K:\n    def __repr__(self): os._exit(1)\nk = K()")
     session.value("late = 5")
     session.crash("k")
@@ -122,7 +122,7 @@ def test_code_that_takes_all_children_does_no_harm(session: Session) -> None:
     assert session.value("x") == 1
 
 
-def test_with_threads_none_is_kept_and_the_reason_is_said(everywhere: Session) -> None:
+def test_with_threads_none_is_kept_and_the_reason_is_reported(everywhere: Session) -> None:
     everywhere.value("import threading\nstop = threading.Event()")
     everywhere.value("t = threading.Thread(target=stop.wait, name='mine')\nt.start()")
     everywhere.wait_frozen()
@@ -138,11 +138,11 @@ def test_with_threads_none_is_kept_and_the_reason_is_said(everywhere: Session) -
 
 
 def test_those_before_are_buried_also_where_nothing_pauses(session: Session) -> None:
-    asked = [session.ask(op="run", code="print(1)") for _ in range(200)]
+    numbers = [session.ask(op="run", code="print(1)") for _ in range(200)]
     last = session.ask(
         op="run", code="len(open(f'/proc/self/task/{__import__(\"os\").getpid()}/children').read().split())"
     )
-    for number in asked:
+    for number in numbers:
         session.result(number)
     assert session.ran(last).value < 100
 

@@ -15,10 +15,10 @@ def load(name, file):
     return module
 
 
-here, room, asked = os.path.dirname(os.path.abspath(__file__)), sys.argv[1], int(sys.argv[2])
-load("carrel_guest", room + "/__init__.py")
+here, guest, fork_socket = os.path.dirname(os.path.abspath(__file__)), sys.argv[1], int(sys.argv[2])
+load("carrel_guest", guest + "/__init__.py")
 entries = {name: importlib.import_module(f"carrel_guest.worker.{name}") for name in ("main", "command_server")}
-begun = load("fork_server", here + "/../../support/fork_server.py").serve(socket.socket(fileno=asked))
+begun = load("fork_server", here + "/../../support/fork_server.py").serve(socket.socket(fileno=fork_socket))
 if begun is not None:
     (entry, settings), (line,) = begun
     entries[entry].run(line, -1, json.loads(settings))

@@ -21,7 +21,7 @@ from .spec import SandboxSpec
 # According to systemd, the numbers from here up to 2^31 are unused.
 # The lower half is for users, the upper half for the roots of their sessions.
 UNUSED_FIRST, UNUSED_COUNT = 0x7000_0000, 0x07FF_0000
-NOBODY = 65534
+OVERFLOW_ID = 65534
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 
 
@@ -56,7 +56,7 @@ def outer_ids() -> tuple[int, int]:
     if os.geteuid() != 0:
         return os.geteuid(), os.getegid()
     chosen = UNUSED_FIRST + random.SystemRandom().randrange(UNUSED_COUNT)
-    for candidate in (chosen, NOBODY):
+    for candidate in (chosen, OVERFLOW_ID):
         if all(_is_mapped(candidate, f"/proc/self/{kind}_map") for kind in ("uid", "gid")):
             return candidate, candidate
     return 0, 0

@@ -76,7 +76,7 @@ class SandboxFork:
                 return 0
             answer.close()
             child, _, refusal = answers.read(4096).decode().partition(" ")
-            with contextlib.suppress(ChildProcessError):  # Code may have told the kernel to reap its children.
+            with contextlib.suppress(ChildProcessError):  # Code may have set SIGCHLD to be ignored.
                 os.waitpid(middle, 0)
         if not int(child or 0):
             raise ForkFailed(1, refusal or "the process that was to enter the new sandbox was killed")

@@ -94,7 +94,7 @@ class Snapshot:
     def make(self, channel: Channel, covers: object) -> Channel | str | None:
         """Fork. In the parent: give the host the fork's channel, and return None or the reason why it failed.
 
-        In the fork: its own channel, once the host has told it to continue.
+        In the fork: its own channel, once the host has restored it.
         """
         self.reap()  # where one run follows the other, nothing else reaps them
         try:

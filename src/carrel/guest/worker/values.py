@@ -195,8 +195,8 @@ class _Encoding:
 
     def _repr(self, value: Any, why: str | None = None) -> Any:
         text = safe_repr(value)
-        told = {TAG: "repr", "text": text} if why is None else {TAG: "repr", "text": text, "why": why}
-        return self._spent(told, len(text) + 32)
+        tagged = {TAG: "repr", "text": text} if why is None else {TAG: "repr", "text": text, "why": why}
+        return self._spent(tagged, len(text) + 32)
 
 
 _ITEMS: dict[type, Callable[[Any], Iterable[Any]]] = {
