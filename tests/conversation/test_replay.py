@@ -99,12 +99,18 @@ def test_what_was_visible_after_an_earlier_entry():
 
 
 @pytest.mark.parametrize("odd", [None, "3", -1, 1.5, True, [], {}])
-def test_a_rewind_that_does_not_say_where_to_cuts_nothing_and_is_reported(odd: object):
+def test_a_rewind_to_an_invalid_place_cuts_nothing_and_is_reported(odd: object):
     event = {"role": "rewind", "meta": {"rewind_to": odd}}
     walk = BackwardReplay()
     walk.take(1, 2, events_in(1, [user("a"), event]))
     assert len(walk.shown()) == 1
-    assert walk.problems == ["line 2 is a rewind that does not say where to; it changes nothing"]
+    assert walk.problems == ["line 2 is a rewind to an invalid place; it changes nothing"]
+
+
+@pytest.mark.parametrize("event", [{"role": "rewind"}, {"role": "rewind", "meta": {"created_at": "now"}}])
+def test_a_rewind_that_does_not_say_where_to_removes_everything(event: dict[str, object]):
+    assert seen(user("a"), event, user("b")) == ["b"]
+    assert apply_rewind([user("a"), event, user("b")]) == [user("b")]
 
 
 def test_unknown_roles_and_blocks_are_seen_as_they_are():

@@ -64,7 +64,7 @@ def _encode_slowly(entry: ConversationMessage) -> bytes:
     try:
         return _SLOW + json.dumps(entry, separators=(",", ":")).encode("ascii")
     except (TypeError, ValueError, RecursionError) as problem:
-        raise MessageRefused(f"this message cannot be stored as JSON: {problem}") from None
+        raise MessageRefused(f"this message cannot be stored as JSON: {problem}") from problem
 
 
 def _has_odd_float(value: Any) -> bool:

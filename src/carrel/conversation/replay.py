@@ -59,8 +59,8 @@ def apply_rewind(messages: list[ConversationMessage]) -> list[ConversationMessag
 
 
 def rewind_target_count(entry: ConversationMessage) -> int | None:
-    """Return how many messages a rewind keeps, or None if it does not say, and so removes nothing."""
-    cut = meta_of(entry).get("rewind_to")
+    """Return how many messages a rewind keeps, 0 if it does not say; None if what it says makes no sense."""
+    cut = meta_of(entry).get("rewind_to", 0)
     return cut if type(cut) is int and cut >= 0 else None
 
 
@@ -257,7 +257,7 @@ class BackwardReplay:
             self.enough = jump == 0
             return False
         if rewind_target_count(entry) is None:
-            self.problems.append(f"line {seq} is a rewind that does not say where to; it changes nothing")
+            self.problems.append(f"line {seq} is a rewind to an invalid place; it changes nothing")
             return False
         # The count starts at the first message that was visible then, so all of them are needed.
         self._keep = None

@@ -51,12 +51,22 @@ class _Incarnation:
 class SessionRepository:
     """Creates, opens, appends to and deletes the sessions of a store."""
 
-    def __init__(self, store: Store, prefix: str, *, sync: bool, redact: Redact | None, now: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        *,
+        sync: bool,
+        redact: Redact | None,
+        output_files: bool = True,
+        now: Callable[[], str],
+    ) -> None:
         self.store = store
         self.writers: dict[str, SessionWriter] = {}
         self.prefix = prefix
         self._sync = sync
         self._redact = redact
+        self._output_files = output_files
         self._now = now
         self._deleted_ids: set[str] = set()
         self._incarnations: WeakValueDictionary[str, _Incarnation] = WeakValueDictionary()
@@ -193,7 +203,7 @@ class SessionRepository:
         opened it. With `after`, returns 0 and writes nothing unless that is the last entry."""
         incarnation = self._incarnation(session_id)
         messages = [self.redacted(message) for message in messages] if self._redact is not None else messages
-        lines, files = _lines(messages)
+        lines, files = _lines(messages, self._output_files)
         writer = self.writers.get(session_id)
         if writer is None or files or not self._order.is_free(session_id):
             async with self._order.hold(session_id):
@@ -393,13 +403,13 @@ class SessionRepository:
         return view
 
 
-def _lines(messages: Sequence[ConversationMessage]) -> tuple[list[bytes], dict[str, bytes]]:
-    """Return the lines for the log, and the attachments to write before them."""
+def _lines(messages: Sequence[ConversationMessage], output_files: bool) -> tuple[list[bytes], dict[str, bytes]]:
+    """Return the lines for the log, and the files with long outputs to write before them, if wanted."""
     lines: list[bytes] = []
     files: dict[str, bytes] = {}
     for message in messages:
         line = encode(message)
-        if len(line) > TEXT_LIMIT:
+        if output_files and len(line) > TEXT_LIMIT:
             detached = detach(message)
             if detached.files:
                 files |= detached.files

@@ -62,9 +62,11 @@ class SessionStore:
         prefix: str = "",
         redact: Redact | None = None,
         embedder: EmbedderOption = None,
+        output_files: bool = True,
         now: Callable[[], str] = timestamp,
         new_id: Callable[[], str] = lambda: uuid4().hex,
     ) -> None:
+        """`output_files`: whether long outputs of tools get a file in `tool-output/`; else they stay in the log."""
         if durability not in ("os", "fsync"):
             raise ConfigurationError(f"durability is 'os' or 'fsync', not {durability!r}")
         if store is not None and data_dir is not None:
@@ -79,7 +81,9 @@ class SessionStore:
         self._now = now
         self._new_id = new_id
         self._embedder = embedder
-        self._logs = SessionRepository(store, prefix, sync=durability == "fsync", redact=redact, now=now)
+        self._logs = SessionRepository(
+            store, prefix, sync=durability == "fsync", redact=redact, output_files=output_files, now=now
+        )
         self._drafts: dict[str, SessionMeta] = {}
         self._listing: SessionList | None = None
         self._search: SessionSearch | None = None
