@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check generate gates soak bench constraints clean run-venv dev-venv
+.PHONY: help demo test test-real check generate gates soak bench constraints clean run-venv dev-venv
 
 # The tests start hundreds of programs; without cached bytecode each of them would compile everything again.
 export PYTHONDONTWRITEBYTECODE =
@@ -13,13 +13,16 @@ CHECKS = tests/test_docs.py tests/cli/test_reference.py tests/test_vocabulary.py
 PARALLEL = -n $(shell expr 2 \* $$(nproc)) --dist worksteal
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: run-venv  ## install carrel into .venv and take the tour, offline
 	@.venv/bin/carrel demo
 
 test: dev-venv  ## all tests except the soak tests and those that `make check` runs
-	@$(PYTEST) $(PARALLEL) -m "not slow" $(patsubst %,--ignore=%,$(CHECKS))
+	@$(PYTEST) $(PARALLEL) -m "not slow and not real" $(patsubst %,--ignore=%,$(CHECKS))
+
+test-real: dev-venv  ## the tests with other programs from PyPI: the originals of carrel.compat
+	@$(PYTEST) -m real
 
 check: dev-venv  ## style, types, layers, generated code, vocabulary, and the examples in the docs
 	.venv/bin/ruff check .

@@ -1,0 +1,1 @@
+"""The names of four earlier packages, so that their programs run on carrel after a change of the import line."""
