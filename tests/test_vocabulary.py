@@ -1,39 +1,21 @@
-"""The words that DESIGN.md replaced are gone from the code and the docs: counted in every text file of the repository.
-
-`python tests/test_vocabulary.py` prints the files that still have some, as in `vocabulary_remaining.txt`.
-"""
+"""No word that the vocabulary of this project replaced is in any text file of the repository (`vocabulary.toml`)."""
 
 import io
 import re
 import subprocess
 import tokenize
-from collections import Counter
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-REMAINING = Path(__file__).with_name("vocabulary_remaining.txt")
+VOCABULARY = tomllib.loads(Path(__file__).with_name("vocabulary.toml").read_text(encoding="utf-8"))
 SEARCHED = ("src", "tests", "docs", "examples", "bench", "scripts", "README.md", "CONTRIBUTING.md", "Makefile")
 
-PROSE = re.compile(r"\b(told(?! apart)|whoever|nobody|somebody|seams?|witness(es)?)\b", re.IGNORECASE)
-IDENTIFIER = re.compile(
-    r"(^|_)(told|said|asked|whose|whoever|nobody|somebody|seam|witness)(_|$)"
-    r"|(Told|Said|Asked|Whose|Whoever|Nobody|Somebody|Seam|Witness)(?![a-z])"
+PROSE = re.compile(rf"\b({'|'.join(VOCABULARY['prose'])})\b", re.IGNORECASE)
+NAME_PART = re.compile(
+    rf"(^|_)({'|'.join(VOCABULARY['names'])})(_|$)|({'|'.join(map(str.capitalize, VOCABULARY['names']))})(?![a-z])"
 )
-
-EXEMPT = {
-    "tests/test_vocabulary.py": "names the words",
-    "tests/vocabulary_remaining.txt": "names files",
-    "scripts/seed-violations": "plants one of the words",
-    "bench/data": "definitions of real tools, as their authors wrote them",
-    "src/carrel/embedding/words": "a vocabulary of English",
-    "src/carrel/tasks/demo/files": "source files of the demo's samples",
-    "tests/conversation/earlier_versions": "logs that earlier versions wrote",
-    "tests/formats/golden": "recorded answers of model providers",
-    "tests/importers/samples": "logs of other programs",
-    "tests/tasks/recorded": "recorded reports of other test runners",
-}
-"""Path or folder, and why its words are not ours."""
 
 
 def searched_files() -> list[Path]:
@@ -47,24 +29,22 @@ def searched_files() -> list[Path]:
 
 
 def is_exempt(name: str) -> bool:
-    return any(name == path or name.startswith(f"{path}/") for path in EXEMPT)
+    return any(name == path or name.startswith(f"{path}/") for path in VOCABULARY["exempt"])
 
 
 def old_words(name: str, text: str) -> list[str]:
-    """`line: word` for every word of the old vocabulary in a file's name, prose and identifiers."""
+    """`line: word` for every replaced word in a file's name, prose and identifiers."""
+    for quoted in VOCABULARY["quoted"]:
+        text = text.replace(quoted, "")
     lines = text.replace("_", " ").split("\n")
     found = [f"{number}: {word[0]}" for number, line in enumerate(lines, 1) for word in PROSE.finditer(line)]
     identifiers = [(0, Path(name).stem), *(python_names(text) if name.endswith(".py") else ())]
-    # A name such as `was_told` is counted already, by its words.
+    # A name with a word of the prose is counted already.
     return found + [
         f"{number}: {word}"
         for number, word in identifiers
-        if IDENTIFIER.search(word) and not (number and PROSE.search(word.replace("_", " ")))
+        if NAME_PART.search(word) and not (number and PROSE.search(word.replace("_", " ")))
     ]
-
-
-def top_folder(name: str) -> str:
-    return name.partition("/")[0]
 
 
 def python_names(source: str) -> Iterator[tuple[int, str]]:
@@ -73,48 +53,28 @@ def python_names(source: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
-def found_words() -> dict[str, list[str]]:
-    found = {}
+def test_no_replaced_word_is_used() -> None:
+    found = []
     for path in searched_files():
         name = str(path.relative_to(ROOT))
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             continue  # not a text
-        if words := old_words(name, text):
-            found[name] = words
-    return found
-
-
-def remaining() -> dict[str, int]:
-    """The files that are not clean yet, with the number of words each may still have."""
-    lines = REMAINING.read_text(encoding="utf-8").splitlines() if REMAINING.exists() else []
-    return {name: int(count) for count, name in (line.split(maxsplit=1) for line in lines)}
-
-
-def test_the_words_that_were_replaced_do_not_come_back() -> None:
-    allowed, found = remaining(), found_words()
-    new = {name: words for name, words in found.items() if len(words) > allowed.get(name, 0)}
-    # A file that was renamed or split takes its allowance along, within src or tests.
-    excess = Counter({top_folder(name): 0 for name in new})
-    for name, words in new.items():
-        excess[top_folder(name)] += len(words) - allowed.get(name, 0)
-    for name, count in allowed.items():
-        if not (ROOT / name).exists():
-            excess[top_folder(name)] -= count
-    assert not +excess, "\n".join(f"{name}:{word}" for name, words in new.items() for word in words)
+        found += [f"{name}:{word}" for word in old_words(name, text)]
+    assert not found, "\n".join(found)
 
 
 def test_words_are_found_in_prose_names_and_file_names() -> None:
-    assert old_words("a.md", "Nobody is told. Files are told apart.") == ["1: Nobody", "1: told"]
-    assert old_words("a.py", "x = was_told\n\nclass SaidOnce: ...\n") == ["1: told", "3: SaidOnce"]
-    assert old_words("test_asked.py", "asked = '''asked'''") == ["0: test_asked", "1: asked"]
-    assert old_words("a.py", "aside = unwitnessed(seamless, Witnessing)") == []
+    for word in ("t" + "old", "No" + "body", "wit" + "nesses"):
+        assert old_words("a.md", f"It is {word}. Files are t" + "old apart.") == [f"1: {word}"]
+    for word in VOCABULARY["names"]:
+        title = word.capitalize()
+        assert len(old_words("a.py", f"x = was_{word}\n\nclass {title}Once: ...\n")) == 2, word
+        assert len(old_words(f"test_{word}.py", f"{word} = '''said'''")) == 2, word
+        assert old_words("a.py", f"aside = un{word}ed({word}less, {title}ing)") == [], word
+    assert old_words("a.py", "; ".join(map(repr, VOCABULARY["quoted"]))) == []
 
 
 def test_each_exempt_path_exists() -> None:
-    assert [path for path in EXEMPT if not (ROOT / path).exists() and path != "tests/vocabulary_remaining.txt"] == []
-
-
-if __name__ == "__main__":
-    print("\n".join(f"{len(words):4} {name}" for name, words in sorted(found_words().items())))
+    assert [path for path in VOCABULARY["exempt"] if not (ROOT / path).exists()] == []

@@ -56,7 +56,7 @@ def descriptors() -> int:
 
 
 async def until(held: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait for something that nobody here could set an event for."""
+    """Wait for something that sets no event here."""
     async with asyncio.timeout(seconds):
         while not held():  # noqa: ASYNC110 -- as it says
             await asyncio.sleep(0.01)

@@ -84,7 +84,7 @@ async def test_descriptors_come_with_the_record_that_names_them(channel: Channel
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "reason"),
     [
         (framed(b"no json"), "not JSON"),
         (framed(b"[1]"), "not a record"),
@@ -98,15 +98,15 @@ async def test_descriptors_come_with_the_record_that_names_them(channel: Channel
         (framed(b""), "not JSON"),
     ],
 )
-async def test_what_is_not_a_record_ends_the_channel_with_a_reason(channel: Channel, data: bytes, said: str) -> None:
+async def test_what_is_not_a_record_ends_the_channel_with_a_reason(channel: Channel, data: bytes, reason: str) -> None:
     channel.peer.send(data)
     await channel.until()
     assert len(channel.reasons) == 1
-    assert said in channel.reasons[0]
+    assert reason in channel.reasons[0]
     assert channel.channel.closed
 
 
-async def test_descriptors_that_nobody_named_are_closed(channel: Channel) -> None:
+async def test_descriptors_without_a_name_are_closed(channel: Channel) -> None:
     gc.collect()  # what earlier tests left for it to close is no part of this count
     before = descriptors()
     with open(os.devnull) as file:
@@ -121,7 +121,7 @@ async def test_descriptors_that_nobody_named_are_closed(channel: Channel) -> Non
     await until(lambda: descriptors() <= before)
 
 
-async def test_a_peer_that_does_not_read_holds_nobody_up(channel: Channel) -> None:
+async def test_a_peer_that_does_not_read_blocks_no_other_task(channel: Channel) -> None:
     for n in range(100):
         channel.channel.send({"n": n, "data": "x" * 100_000})
     assert not channel.channel.sent_all
@@ -233,7 +233,7 @@ def send(record, fds):
 """
 
 
-async def test_a_frozen_fork_that_nobody_can_watch_breaks_only_its_own_worker() -> None:
+async def test_a_frozen_fork_that_cannot_be_watched_breaks_only_its_own_worker() -> None:
     """A signal can be sent to a folder of /proc; its end cannot be waited for, which once came out of `run`."""
     async with SubprocessExecutor(SubprocessConfig(sandbox="required")) as executor:
         await executor.run("x = 5")
@@ -288,7 +288,7 @@ async def test_a_socket_that_lingers_does_not_hold_up_who_closes_it() -> None:
 
 
 async def test_code_may_read_its_own_output_before_the_host_does() -> None:
-    """Whoever has the write end can open the pipe for reading as well; between a look and a read all may be gone."""
+    """A process with the write end can open the pipe for reading as well; between a look and a read all may be gone."""
     pipe = OutputPipe()
     pipe.watch(False)
     other, over = os.open(f"/proc/self/fd/{pipe.write_end}", os.O_RDONLY | os.O_NONBLOCK), threading.Event()

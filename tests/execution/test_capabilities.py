@@ -68,7 +68,7 @@ async def test_a_fork_that_runs_out_of_memory_says_so_and_its_parent_does_not() 
 
 
 @pytest.mark.parametrize(("settings", "why"), [({"sandbox": "off"}, "sandbox"), ({"workspace_mode": "rw"}, "mode rw")])
-async def test_where_there_is_no_fork_it_is_said_why(tmp_path: Path, settings: dict[str, str], why: str) -> None:
+async def test_a_missing_fork_has_a_reason(tmp_path: Path, settings: dict[str, str], why: str) -> None:
     async with SubprocessExecutor(SubprocessConfig(workspace=tmp_path, **settings)) as executor:  # type: ignore[arg-type]
         await executor.run("x = 5")
         with pytest.raises(ForkRefused, match=why):
@@ -106,7 +106,7 @@ async def test_a_fork_bomb_is_an_error_of_the_code() -> None:
         assert (await executor.run("x")).value == 5
 
 
-async def test_mounts_are_shown_where_they_were_asked_for(tmp_path: Path) -> None:
+async def test_mounts_are_shown_at_their_targets(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("given")
     (tmp_path / "rw").mkdir()
     mounts = (Mount(source=tmp_path, at="/data"), Mount(source=tmp_path / "rw", at="/out", mode="rw"))
@@ -159,7 +159,7 @@ def test_settings_that_make_no_sense_are_named(settings: dict[str, object]) -> N
 
 
 @pytest.mark.parametrize(
-    ("status", "broke", "said"),
+    ("status", "broke", "message"),
     [
         (3 << 8, "", "exit code 3"),
         (11, "", "SIGSEGV: a segmentation fault"),
@@ -171,10 +171,10 @@ def test_settings_that_make_no_sense_are_named(settings: dict[str, object]) -> N
         (None, "it sent nonsense", "it sent nonsense"),
     ],
 )
-def test_how_it_ended_is_told_in_words(status: int | None, broke: str, said: str) -> None:
+def test_an_ending_is_described_in_words(status: int | None, broke: str, message: str) -> None:
     ending = ending_of(status, broke)
     assert ending.error_type == "Crashed"
-    assert said in ending.text
+    assert message in ending.text
 
 
 async def test_asking_what_is_possible_before_the_start_changes_nothing(tmp_path: Path) -> None:

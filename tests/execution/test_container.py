@@ -1,4 +1,4 @@
-"""Containers of a real engine: what keeps code in, what is left behind, and what is said where something is missing."""
+"""Containers of a real engine: what keeps code in, what is left behind, and the error where something is missing."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ async def test_nothing_is_left_after_a_close_nor_after_a_kill_of_the_host(docker
 
 
 async def test_one_that_was_made_and_never_started_is_swept_away(engine: Engine) -> None:
-    made = engine.create({"image": IMAGE, "entrypoint": ["true"], "labels": {"carrel.left": "by somebody"}}, {})
+    made = engine.create({"image": IMAGE, "entrypoint": ["true"], "labels": {"carrel.left": "by another program"}}, {})
     other = engine.create({"image": IMAGE, "entrypoint": ["true"], "labels": {"carrel.other": "x"}}, {})
     try:
         engine.sweep("carrel.left")
@@ -228,16 +228,16 @@ def test_the_engine_is_the_one_that_the_environment_names_now(
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"docker_host": "unix:///nowhere/docker.sock"}, "No such file.*DOCKER_HOST"),
         ({"image": "127.0.0.1:1/missing:1"}, "could not be fetched.*image=.*pack_image"),
         ({"runtime": "kata"}, "no runtime kata"),
     ],
 )
-async def test_what_is_missing_is_said(docker_engine: str, settings: dict[str, str], said: str) -> None:
+async def test_a_missing_part_is_named_in_the_error(docker_engine: str, settings: dict[str, str], message: str) -> None:
     executor = ContainerExecutor(ContainerConfig(**{"image": IMAGE, "docker_host": docker_engine, **settings}))  # type: ignore[arg-type]
-    with pytest.raises(SandboxUnavailable, match=said):
+    with pytest.raises(SandboxUnavailable, match=message):
         await executor.start()
     assert (await executor.run("1")).error_type == "SandboxUnavailable"
     await executor.close()

@@ -1,4 +1,4 @@
-"""What an engine is asked for, as literals, and what the host does with the stream: no engine is needed."""
+"""What an engine is requested to do, as literals, and what the host does with the stream: no engine is needed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_without_settings_it_has_nothing_of_the_machine() -> None:
     }
 
 
-def test_an_engine_that_counts_no_files_is_not_told_to() -> None:
+def test_an_engine_that_counts_no_files_gets_no_such_limit() -> None:
     assert "nr_inodes" not in host_of(ContainerConfig(), counts_files=False)["tmpfs"]["/tmp"]
 
 
@@ -56,16 +56,16 @@ def test_limits_runtime_network_and_folders_are_handed_on(tmp_path: Path) -> Non
         workspace=tmp_path,
         workspace_mode="rw",
     )
-    asked = host_of(config)
-    assert (asked["runtime"], asked["network_mode"], asked["nano_cpus"]) == ("runsc", "inner", 1_500_000_000)
-    assert (asked["mem_limit"], asked["memswap_limit"]) == (1 << 30, 1 << 30)
-    assert asked["mounts"] == [
+    host = host_of(config)
+    assert (host["runtime"], host["network_mode"], host["nano_cpus"]) == ("runsc", "inner", 1_500_000_000)
+    assert (host["mem_limit"], host["memswap_limit"]) == (1 << 30, 1 << 30)
+    assert host["mounts"] == [
         {"Type": "bind", "Source": "/usr/share", "Target": "/data", "ReadOnly": True},
         {"Type": "bind", "Source": str(tmp_path), "Target": "/workspace", "ReadOnly": False},
     ]
-    assert "/workspace" not in asked["tmpfs"]
-    assert asked["tmpfs"]["/tmp"] == "rw,exec,nosuid,nodev,mode=1777"
-    assert not {"pids_limit", "ulimits"} & asked.keys()
+    assert "/workspace" not in host["tmpfs"]
+    assert host["tmpfs"]["/tmp"] == "rw,exec,nosuid,nodev,mode=1777"
+    assert not {"pids_limit", "ulimits"} & host.keys()
     assert host_of(ContainerConfig(network=True))["network_mode"] == "default"
 
 
@@ -99,7 +99,7 @@ def test_the_platform_that_packages_are_for(machine: str, libc: str, platform: s
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"docker_host": "unix:///a", "remote_url": "https://b"}, "both given"),
         ({"auth_token": "t"}, "without remote_url"),
@@ -107,8 +107,8 @@ def test_the_platform_that_packages_are_for(machine: str, libc: str, platform: s
         ({"workspace_mode": "readonly"}, "overlay, rw or ro"),
     ],
 )
-def test_settings_that_make_no_sense(settings: dict[str, str], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+def test_settings_that_make_no_sense(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         ContainerConfig(**settings)  # type: ignore[arg-type]
 
 
@@ -129,8 +129,8 @@ async def test_answers_that_the_worker_has_not_read_are_bounded() -> None:
         transport.send(answer, max_unread=1_500_000)
         with pytest.raises(ChannelError, match="wait to be read already"):
             transport.send(answer, max_unread=1_500_000)
-        said = json.dumps({"op": "passed", "bytes": 1_000_000}).encode()
-        frame = HEAD.pack(CONTROL, len(said)) + said
+        control = json.dumps({"op": "passed", "bytes": 1_000_000}).encode()
+        frame = HEAD.pack(CONTROL, len(control)) + control
         theirs.sendall(b"\1\0\0\0" + len(frame).to_bytes(4, "big") + frame)
         for _ in range(6000):
             if transport._unread <= 1000:

@@ -72,7 +72,7 @@ async def test_one_that_was_left_half_made_is_made_again(tmp_path: Path) -> None
     assert Path(first.python).exists()
 
 
-async def test_one_whose_base_was_moved_is_made_again(tmp_path: Path, wheel: str) -> None:
+async def test_one_of_a_moved_base_is_made_again(tmp_path: Path, wheel: str) -> None:
     async with SubprocessExecutor(SubprocessConfig(deps=[wheel], base=tmp_path / "here")) as executor:
         assert (await executor.run("import tiny_thing")).is_ok
     (tmp_path / "here").rename(tmp_path / "there")
@@ -95,15 +95,15 @@ async def test_two_processes_and_ten_tasks_make_it_once(tmp_path: Path, wheel: s
     ]
     config = SubprocessConfig(base=tmp_path, deps=[wheel])
     here = await asyncio.gather(*(subprocess_packages(config) for _ in range(10)))
-    said = {(await asyncio.to_thread(other.communicate, None, 60))[0].strip() for other in others}
-    assert said == {here[0].environment.python}
+    printed = {(await asyncio.to_thread(other.communicate, None, 60))[0].strip() for other in others}
+    assert printed == {here[0].environment.python}
     assert len({packages.environment for packages in here}) == 1
     folders = [path for path in (tmp_path / "environments").iterdir() if path.is_dir()]
     assert len(folders) == 1
     assert await here[0].installed() == {"tiny-thing": "1.0"}
 
 
-async def test_requirements_of_the_settings_are_not_asked_for_twice(
+async def test_requirements_of_the_settings_are_not_installed_twice(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     once = build_wheel(tmp_path_factory.mktemp("once"), "only-once")
@@ -163,7 +163,7 @@ async def test_a_virtualenv_that_a_person_has_made_is_used_as_it_is(tmp_path: Pa
     assert (place / "note.txt").exists()
 
 
-async def test_a_package_that_cannot_be_had_is_told_with_what_the_installer_said(tmp_path: Path) -> None:
+async def test_a_package_that_cannot_be_installed_is_an_error_with_the_output_of_the_installer(tmp_path: Path) -> None:
     missing = str(tmp_path / "no-such-file-1.0-py3-none-any.whl")
     with pytest.raises(EnvironmentFailed, match="no-such-file"):
         await subprocess_packages(SubprocessConfig(base=tmp_path, deps=[missing]))
@@ -172,7 +172,7 @@ async def test_a_package_that_cannot_be_had_is_told_with_what_the_installer_said
     await executor.close()
 
 
-async def test_a_python_that_cannot_be_had_is_told_with_what_the_installer_said(tmp_path: Path) -> None:
+async def test_a_python_that_cannot_be_installed_is_an_error_with_the_output_of_the_installer(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailed, match=r"2\.0"):
         await SubprocessExecutor(SubprocessConfig(python_version="2.0", base=tmp_path)).start()
 
@@ -191,7 +191,7 @@ async def test_modules_are_preloaded() -> None:
         assert (await executor.run("import sys; 'wave' in sys.modules")).value is False
 
 
-async def test_a_folder_whose_programs_could_not_be_found_is_refused(tmp_path: Path) -> None:
+async def test_a_folder_with_programs_that_cannot_be_found_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailed, match="divided by ':'"):
         await subprocess_packages(SubprocessConfig(base=tmp_path / "a:b"))
     assert not (tmp_path / "a:b" / "environments" / "bin").exists()

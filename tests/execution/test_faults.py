@@ -96,7 +96,7 @@ async def test_an_interrupt_that_came_right_before_a_system_call_ends_it(
             plain(number)
 
     monkeypatch.setattr(transport, "signal", signalled)
-    # As one that Python has been told of and has not looked at: it is seen when the sleep is disturbed.
+    # As one that Python has received and not handled yet: it is seen when the sleep is disturbed.
     code = "signal.signal(signal.SIGWINCH, signal.default_int_handler)\ntime.sleep(60)"
     running = asyncio.create_task(executor.run(code))
     await asyncio.sleep(0.3)
@@ -177,29 +177,29 @@ async def test_the_worker_is_killed_before_what_a_run_did_was_kept(executor: Sub
     raise AssertionError("the fork was always made in time")
 
 
-async def test_what_is_gone_is_told_by_the_next_run_also_where_a_request_or_a_fork_met_the_end(
+async def test_a_loss_is_reported_by_the_next_run_also_where_a_request_or_a_fork_met_the_end(
     executor: SubprocessExecutor,
 ) -> None:
     requests = [executor.variables, lambda: executor.set_variables({"z": 1})]
     if executor.config.sandbox == "required":
         requests.append(executor.fork)
     for ask in requests:
-        told = set()
+        states = set()
         for _ in range(20):
             await run_and_freeze(executor, "x = 1\ny = len([x])")
             await executor.run("x = 2\ny = len([x])")
-            asked = asyncio.ensure_future(ask())
+            forking = asyncio.ensure_future(ask())
             await asyncio.sleep(0)
             session_of(executor).transport.signal(signal.SIGKILL)
             with contextlib.suppress(WorkerLost, ForkRefused):
-                await (await asked).close()  # type: ignore[attr-defined]
+                await (await forking).close()  # type: ignore[attr-defined]
             result = await executor.run("x")
             assert (result.state, result.value) in (("restored", 1), ("kept", 2))
-            told.add(result.state)
+            states.add(result.state)
             assert (await executor.run("x")).state == "kept"
-            if "restored" in told:
+            if "restored" in states:
                 break
-        assert "restored" in told, "the fork was always made in time"
+        assert "restored" in states, "the fork was always made in time"
 
 
 @pytest.mark.slow
@@ -383,7 +383,7 @@ async def test_a_worker_that_dies_takes_no_files_with_it(executor: SubprocessExe
     assert executor.lost == ""
 
 
-async def test_a_zygote_whose_end_nobody_has_heard_of_costs_the_next_start_nothing(
+async def test_a_zygote_end_that_was_not_noticed_costs_the_next_start_nothing(
     executor: SubprocessExecutor,
 ) -> None:
     await executor.start()
@@ -501,7 +501,7 @@ asyncio.run(main())
 """
 
 
-def test_a_host_whose_own_folder_is_the_workspace_below_tmp(tmp_path: Path) -> None:
+def test_a_workspace_below_tmp_in_the_folder_of_the_host(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("given")
     command = [sys.executable, "-c", ELSEWHERE, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

@@ -48,7 +48,7 @@ def in_pieces(folders: Sequence[str]) -> list[str]:
         if not missing and some.parent.exists() and found.version not in some.read_text():
             wrong.append(f"{name} is mixed")
     for folder in folders:
-        wrong += [f"{part.name} is nobody's" for part in Path(folder).glob("*_parts") if part.name not in known]
+        wrong += [f"{part.name} belongs to none" for part in Path(folder).glob("*_parts") if part.name not in known]
     return wrong
 
 

@@ -88,11 +88,11 @@ async def main():
         await first.run("1")
         before = len(os.listdir("/proc/self/fd"))
         executors = [made() for _ in range(30)]
-        told = []
+        results = []
         for start in range(0, 30, 5):
-            told += await asyncio.gather(*(one.run("x = 7") for one in executors[start : start + 5]))
-        kept = [one for one, result in zip(executors, told) if result.is_ok]
-        refused = [result for result in told if not result.is_ok]
+            results += await asyncio.gather(*(one.run("x = 7") for one in executors[start : start + 5]))
+        kept = [one for one, result in zip(executors, results) if result.is_ok]
+        refused = [result for result in results if not result.is_ok]
         print(len(kept) > 5, {(r.error_type, "ulimit -n" in r.error, r.state) for r in refused})
         print({(await one.run("x")).value for one in kept})
         await asyncio.gather(*(one.close() for one in executors))

@@ -32,14 +32,14 @@ jcWSgvLE3c+H5cncDI44BE6p9CU8Cni8mbMCIGj1nXBTdgRvNOczabWfEzpIvnmm
 8DMV3BK3DS+l1azB
 -----END CERTIFICATE-----
 """
-"""Of 127.0.0.1, self-signed, with its key: nobody else has a use for it."""
+"""Of 127.0.0.1, self-signed, with its key: of no use to any other program."""
 
 
 async def failure_of_an_install(folder: Path) -> str:
     packages = await subprocess_packages(SubprocessConfig(base=folder))
     try:
         with pytest.raises(DependencyError) as failed:
-            await packages.install(["a-package-that-nobody-has"])
+            await packages.install(["a-package-that-does-not-exist"])
     finally:
         await packages.give_back()
     return str(failed.value)

@@ -76,8 +76,8 @@ async def test_modules_that_are_called_like_pythons_own_hide_none_of_them(tmp_pa
         command = "import asyncio, enum, pathlib, customizing; print(customizing.VERSION, word)"
         for _ in range(2):
             assert (await executor.run("import asyncio, enum, pathlib; pathlib.Path('/').name")).value == ""
-            said = await executor.exec(f"python -c '{command}'")
-            assert (said.stdout, said.stderr) == ("1.0 5\n", "")
+            result = await executor.exec(f"python -c '{command}'")
+            assert (result.stdout, result.stderr) == ("1.0 5\n", "")
             await executor.reset()
         assert "carrel" in (await executor.exec("python -c 'import carrel'")).stderr, "only what is Python's own"
 
@@ -89,9 +89,9 @@ async def test_one_that_wants_to_end_python_when_it_starts_does_not_cost_the_ses
         await executor.install(["ending"])
     async with SubprocessExecutor(config) as executor:
         assert (await executor.run("import ending; ending.VERSION")).value == "1.0"
-        said = await executor.exec("python -c 'import ending; print(ending.VERSION)'")
-        assert said.stdout == "1.0\n"
-        assert "wanted to end Python" in said.stderr
+        result = await executor.exec("python -c 'import ending; print(ending.VERSION)'")
+        assert result.stdout == "1.0\n"
+        assert "wanted to end Python" in result.stderr
 
 
 async def test_it_is_not_built_from_source_unless_that_is_allowed(tmp_path: Path, trace: Path) -> None:
@@ -132,7 +132,7 @@ async def test_one_that_takes_too_long_is_given_up() -> None:
         await output(["sleep", "1000"], longest=0.6)
 
 
-async def test_where_it_comes_from_is_said_by_the_hosts_environment_alone(
+async def test_the_source_is_set_by_the_hosts_environment_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index, other = WebServer(lambda request: Answer("", 404)), WebServer(lambda request: Answer("", 404))

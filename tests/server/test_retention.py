@@ -138,7 +138,7 @@ async def test_an_id_that_is_added_during_the_cleaning_is_not_lost() -> None:
     assert page.ids == ["new", "left", "gone"]
 
 
-async def test_a_session_whose_creation_was_cut_off_is_listed_once() -> None:
+async def test_an_interrupted_creation_is_listed_once() -> None:
     """A server that is killed between two writes leaves a session that the next start completes."""
     for written in ("record", "lists"):
         store = MemoryStore()

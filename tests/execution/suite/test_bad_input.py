@@ -144,7 +144,7 @@ async def test_code_longer_than_a_record(executor: Executor, executor_kind: str)
 
 
 @pytest.mark.parametrize(
-    ("code", "timeout", "said"),
+    ("code", "timeout", "message"),
     [
         (b"1", None, "code is a text (str), and this is bytes"),
         (5, None, "and this is int"),
@@ -156,12 +156,12 @@ async def test_code_longer_than_a_record(executor: Executor, executor_kind: str)
         pytest.param("1", 10**5000, "timeout is a number of seconds", id="beyond all floats"),
     ],
 )
-async def test_what_is_no_code_or_no_time(executor: Executor, code: Any, timeout: Any, said: str) -> None:
+async def test_what_is_no_code_or_no_time(executor: Executor, code: Any, timeout: Any, message: str) -> None:
     results = [await executor.run(code, timeout), *[item async for item in executor.stream(code, timeout)]]
     for result in results:
         assert isinstance(result, ExecutionResult)
         assert (result.error_type, result.state) == ("TypeError", "kept")
-        assert said in (result.error or "")
+        assert message in (result.error or "")
     assert (await executor.run("1 + 1", float("inf"))).value == 2
 
 
@@ -173,9 +173,9 @@ def test_times_are_looked_at_when_they_are_set(config: Any, field: str, value: o
         config(**{field: value})
 
 
-async def test_nothing_is_said_of_answers_that_nobody_waits_for(start: Start) -> None:
-    said: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context))
+async def test_answers_without_a_waiting_caller_are_not_logged(start: Start) -> None:
+    logged: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: logged.append(context))
     executor = start()
     await executor.run("#" + "x" * (65 * 1024 * 1024))
     with pytest.raises(TimeoutError):
@@ -186,4 +186,4 @@ async def test_nothing_is_said_of_answers_that_nobody_waits_for(start: Start) ->
     assert (await waiting).error_type == "Closed"
     gc.collect()
     await asyncio.sleep(0)
-    assert said == []
+    assert logged == []

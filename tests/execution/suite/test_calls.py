@@ -42,7 +42,7 @@ async def test_calls_in_parallel(start: Start) -> None:
     all_open = asyncio.Event()
 
     async def together(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Answers nobody before all ten have asked: one after the other they would wait for ever."""
+        """Answers none before all ten have asked: one after the other they would wait for ever."""
         nonlocal open_calls
         open_calls += 1
         if open_calls == 10:
@@ -83,7 +83,7 @@ async def test_an_error_of_our_own_keeps_its_parents_and_what_it_knows(start: St
         assert (result.error, result.value) == (None, ("too slow", 7))
 
 
-async def test_a_name_that_nobody_answers(start: Start) -> None:
+async def test_a_name_without_a_handler(start: Start) -> None:
     executor = start(handlers={"tools.known": echo})
     assert (await executor.run("tools.known.x()")).is_ok
     result = await executor.run("tools.unknown()")

@@ -90,18 +90,18 @@ async def test_more_calls_than_the_host_takes_wait_for_their_turn(start: Start) 
 
 @pytest.mark.promise("survives the end of its process")
 async def test_code_that_does_not_await_gets_its_turn_among_those_that_wait(start: Start) -> None:
-    """The loop stands meanwhile, so that nobody else could take a turn that is given away."""
-    asked = 0
-    all_asked = asyncio.Event()
+    """The loop stands meanwhile, so that no other task could take a turn that is given away."""
+    started = 0
+    all_started = asyncio.Event()
 
     async def slow(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        nonlocal asked
-        asked += 1
-        if asked == MAX_CALLS:
-            all_asked.set()
+        nonlocal started
+        started += 1
+        if started == MAX_CALLS:
+            all_started.set()
         if args[0] == "plain":
             return "plain"
-        await all_asked.wait()
+        await all_started.wait()
         await asyncio.sleep(0.05)
         return 1
 
@@ -144,15 +144,15 @@ async def test_calls_that_were_given_up_take_nobodys_turn(start: Start) -> None:
 @pytest.mark.promise("survives the end of its process")
 async def test_large_arguments_wait_for_their_turn_too(start: Start) -> None:
     now, most = 0, 0
-    five_asked = asyncio.Event()
+    five_started = asyncio.Event()
 
     async def slow(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         nonlocal now, most
         now += len(args[0])
         most = max(most, now)
         if now == 100_000_000:
-            five_asked.set()
-        await five_asked.wait()
+            five_started.set()
+        await five_started.wait()
         await asyncio.sleep(0.5)
         now -= len(args[0])
         return 1

@@ -253,13 +253,13 @@ async def test_a_coroutine_that_is_never_awaited_is_warned_of(executor: Executor
     "code",
     ["input('? ')", "import sys; sys.stdin.readline()", "import sys; sys.stdin.read()", "import sys; list(sys.stdin)"],
 )
-async def test_nobody_types_for_code(executor: Executor, code: str) -> None:
+async def test_code_has_no_standard_input(executor: Executor, code: str) -> None:
     result = await executor.run(code)
     assert result.error_type == "EOFError", result
     assert "no standard input" in (result.error or "")
 
 
-async def test_a_debugger_has_nobody_to_ask(executor: Executor) -> None:
+async def test_a_debugger_has_no_standard_input(executor: Executor) -> None:
     result = await executor.run("kept = 1\nbreakpoint()\n2")
     assert result.error_type == "BdbQuit", result
     assert "print what you want to see" in (result.error or "")

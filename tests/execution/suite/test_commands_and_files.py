@@ -34,19 +34,19 @@ async def test_what_a_command_writes_comes_as_it_is_written(executor: Executor) 
     pieces: list[Output] = []
     go_on = asyncio.Event()
 
-    def told(piece: Output) -> None:
+    def on_output(piece: Output) -> None:
         pieces.append(piece)
         go_on.set()
 
     waiting = "echo first; while ! [ -e go ]; do sleep 0.02; done"
     letter = "printf '\\303'; sleep 0.1; printf '\\251'; echo err >&2"
-    running = asyncio.create_task(executor.exec(waiting, on_output=told))
+    running = asyncio.create_task(executor.exec(waiting, on_output=on_output))
     await asyncio.wait_for(go_on.wait(), 60)
     assert pieces == [Output("stdout", "first\n")]
     assert not running.done()
     running.cancel()
     await asyncio.wait({running})
-    result = await executor.exec(letter, on_output=told)
+    result = await executor.exec(letter, on_output=on_output)
     assert result.stdout == "é"
     assert "".join(piece.text for piece in pieces if piece.stream == "stdout") == "first\né", "no half a letter"
     assert "".join(piece.text for piece in pieces if piece.stream == "stderr") == "err\n"
@@ -85,7 +85,7 @@ async def test_root_where_there_is_one(executor: Executor) -> None:
     await executor.start()
     assert (await executor.exec("true", user="agent")).success
     with pytest.raises(ConfigurationError, match="'agent' or 'root'"):
-        await executor.exec("true", user="nobody")
+        await executor.exec("true", user="daemon")
     if "root_user" not in executor.supported_capabilities():
         with pytest.raises(ConfigurationError, match="'root'"):
             await executor.exec("true", user="root")
@@ -150,7 +150,7 @@ async def test_input_of_any_size(executor: Executor) -> None:
     assert (await executor.exec("head -c 5", stdin=content, text=False)).stdout == content[:5]
 
 
-async def nobody_does(executor: Executor, command: str) -> None:
+async def is_not_running(executor: Executor, command: str) -> None:
     """No process has this command line, which no other test has, nor another run of this one."""
     async with asyncio.timeout(60):
         while command in (await executor.exec("ps ax -o args")).stdout:
@@ -162,14 +162,14 @@ async def test_time_is_up_for_the_command_and_all_it_started(executor: Executor)
     result = await executor.exec(f"echo begun; ({nap}; echo never > left) & {nap}", timeout=1)
     assert (result.exit_code, result.timed_out, result.success, result.stdout) == (124, True, False, "begun\n")
     assert time.monotonic() - began < 40
-    await nobody_does(executor, nap)
+    await is_not_running(executor, nap)
 
 
 async def test_killed_by_a_signal(executor: Executor) -> None:
     assert (await executor.exec("kill -9 $$")).exit_code == 137
 
 
-async def test_commands_that_nobody_waits_for_leave_nothing_open(executor: Executor) -> None:
+async def test_commands_without_a_waiting_caller_leave_nothing_open(executor: Executor) -> None:
     async def given_up(turns: int) -> None:
         command = asyncio.create_task(executor.exec("sleep 600 & sleep 600"))
         for _ in range(turns):
@@ -186,7 +186,7 @@ async def test_commands_that_nobody_waits_for_leave_nothing_open(executor: Execu
     for _ in range(2):
         assert (await executor.exec("sleep 600 & sleep 600", timeout=0.1)).timed_out
     async with asyncio.timeout(60):
-        while len(os.listdir("/proc/self/fd")) > before + 2:  # noqa: ASYNC110 -- nobody tells when one is closed
+        while len(os.listdir("/proc/self/fd")) > before + 2:  # noqa: ASYNC110 -- no event says when one is closed
             await asyncio.sleep(0.01)
 
 
@@ -232,7 +232,7 @@ async def test_cancelling_the_caller_ends_the_command(executor: Executor) -> Non
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    await nobody_does(executor, nap)
+    await is_not_running(executor, nap)
 
 
 async def test_files_are_written_read_and_listed(executor: Executor) -> None:
@@ -350,7 +350,7 @@ async def edit(executor: Executor) -> None:
 
 
 @pytest.mark.parametrize("mode", ["overlay", "rw"])
-async def test_changes_are_told_against_the_start(start: Start, tmp_path: Path, mode: str) -> None:
+async def test_changes_are_compared_with_the_start(start: Start, tmp_path: Path, mode: str) -> None:
     executor = start(workspace=given(tmp_path), workspace_mode=mode)
     assert await executor.changed_files() == []
     await edit(executor)
@@ -393,7 +393,7 @@ async def test_links_modes_and_odd_names_are_in_the_diff(start: Start, tmp_path:
 
 
 @pytest.mark.parametrize("mode", ["overlay", "rw"])
-async def test_a_change_that_sets_size_and_time_back_is_told_too(start: Start, tmp_path: Path, mode: str) -> None:
+async def test_a_change_that_sets_size_and_time_back_is_found_too(start: Start, tmp_path: Path, mode: str) -> None:
     executor = start(workspace=given(tmp_path), workspace_mode=mode)
     await executor.start()
     await executor.exec(

@@ -139,8 +139,8 @@ async def test_hooks_of_code_run_in_the_session_s_python(executor: Executor) -> 
     fork = await executor.fork()
     await fork.close()
     ends = "[one for one in said if one != 'thread'], said.count('thread') == len(said) / 2"
-    said, each = (await executor.run(ends)).value
-    assert set(said) == {("before", True, True), ("after_in_parent", True, True)}
+    reported, each = (await executor.run(ends)).value
+    assert set(reported) == {("before", True, True), ("after_in_parent", True, True)}
     assert each
 
 

@@ -1,4 +1,4 @@
-"""Output: bounded, whole, streamed, and never in somebody else's result."""
+"""Output: bounded, whole, streamed, and never in another caller's result."""
 
 from __future__ import annotations
 

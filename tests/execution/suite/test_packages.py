@@ -25,7 +25,7 @@ def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=["of a base", "of nobody"])
+@pytest.fixture(params=["of a base", "without a base"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, wheelhouse: Path) -> dict[str, Path]:
     return {"wheelhouse": wheelhouse, **({"base": tmp_path} if request.param == "of a base" else {})}
 
@@ -72,8 +72,8 @@ async def test_a_module_that_is_called_like_one_of_pythons_hides_it_from_no_comm
     build_wheel(tmp_path / "wheels", "carrel-hiding", files={"enum.py": broken, "pathlib.py": broken})
     executor = start(base=tmp_path / "base", wheelhouse=tmp_path / "wheels")
     await executor.install(["carrel-hiding"])
-    said = await executor.exec("python3 -c 'import enum, pathlib, carrel_hiding; print(carrel_hiding.VERSION)'")
-    assert (said.stdout, said.stderr) == ("1.0\n", "")
+    result = await executor.exec("python3 -c 'import enum, pathlib, carrel_hiding; print(carrel_hiding.VERSION)'")
+    assert (result.stdout, result.stderr) == ("1.0\n", "")
 
 
 async def test_constraints_bound_what_is_chosen(start: Start, place: dict[str, Path]) -> None:
@@ -83,7 +83,7 @@ async def test_constraints_bound_what_is_chosen(start: Start, place: dict[str, P
         await executor.install(["carrel-red>=2"], ["carrel-red<2"])
 
 
-async def test_a_failed_install_changes_nothing_and_says_what_the_installer_said(
+async def test_a_failed_install_changes_nothing_and_shows_the_output_of_the_installer(
     start: Start, place: dict[str, Path]
 ) -> None:
     executor = start(**place)
@@ -118,7 +118,7 @@ async def test_twice_at_once_is_once(start: Start, place: dict[str, Path]) -> No
     assert sorted(map(len, done)) == [0, 0, 0, 0, 1]
 
 
-async def test_packages_of_a_base_are_there_for_its_next_session_and_for_nobody_else(
+async def test_packages_of_a_base_are_there_for_its_next_session_and_for_no_other(
     start: Start, executor_kind: str, tmp_path: Path, wheelhouse: Path
 ) -> None:
     one = start(base=tmp_path / "one", wheelhouse=wheelhouse)

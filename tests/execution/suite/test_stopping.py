@@ -45,7 +45,7 @@ async def test_waiting_code_is_interrupted(executor: Executor) -> None:
     assert (await executor.run("await asyncio.sleep(0, 2)")).value == 2
 
 
-async def test_a_timeout_is_told_whatever_the_code_raises_then(executor: Executor) -> None:
+async def test_a_timeout_is_reported_whatever_the_code_raises_then(executor: Executor) -> None:
     code = "class Closed(Exception): pass\ntry:\n    while True: pass\nexcept KeyboardInterrupt:\n    raise Closed"
     result = await executor.run(code, timeout=1)
     assert (result.error_type, result.state) == ("Timeout", "kept")
@@ -188,7 +188,7 @@ async def test_close_while_it_starts(start: Start) -> None:
 
 @pytest.mark.promise("survives the end of its process")
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         ("import os; os._exit(3)", "exit code 3"),
         ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
@@ -196,12 +196,12 @@ async def test_close_while_it_starts(start: Start) -> None:
         ("import os; os.abort()", "SIGABRT"),
     ],
 )
-async def test_a_crash_costs_the_run_and_not_the_session(executor: Executor, code: str, said: str) -> None:
+async def test_a_crash_costs_the_run_and_not_the_session(executor: Executor, code: str, message: str) -> None:
     await executor.run("x = [1, 2]")
     for _ in range(2):
         result = await executor.run(f"x.append(3)\nprint('so far')\n{code}", timeout=60)
         assert (result.error_type, result.state, result.stdout) == ("Crashed", "restored", "so far\n")
-        assert said in (result.error or "")
+        assert message in (result.error or "")
         assert (await executor.run("x")).value == [1, 2]
 
 
@@ -224,7 +224,7 @@ async def test_killing_its_own_parent(executor: Executor) -> None:
     assert result.value == 2
 
 
-# As `pkill python` and `pkill -f python` go about it, said of a server that was started a while ago.
+# As `pkill python` and `pkill -f python` go about it, run by a server that was started a while ago.
 ALL_PYTHONS = """
 import os, signal, subprocess, sys
 other = subprocess.Popen(

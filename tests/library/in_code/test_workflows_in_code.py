@@ -48,15 +48,15 @@ async def test_plain_and_async_workflows_in_both_ways(session: CodeSession, form
 
 @pytest.mark.parametrize("form", ["def", "async def"])
 async def test_many_run_at_once(begin: Begin, form: str) -> None:
-    asked, all_asked = 0, asyncio.Event()
+    started, all_started = 0, asyncio.Event()
 
     async def together(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Answers only when all eight have called."""
-        nonlocal asked
-        asked += 1
-        if asked == 8:
-            all_asked.set()
-        await all_asked.wait()
+        nonlocal started
+        started += 1
+        if started == 8:
+            all_started.set()
+        await all_started.wait()
         return args[0]
 
     session = begin(tools=together)

@@ -112,20 +112,20 @@ async def test_an_approver_that_fails_refuses(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("manner", ["blocking", "async"])
 async def test_other_calls_run_while_one_waits_for_approval(manner: str) -> None:
-    is_asked, approved, heard = asyncio.Event(), threading.Event(), asyncio.Event()
+    was_called, approved, heard = asyncio.Event(), threading.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def blocking(request: ApprovalRequest) -> bool:
-        loop.call_soon_threadsafe(is_asked.set)
+        loop.call_soon_threadsafe(was_called.set)
         return approved.wait(60)
 
     async def waiting(request: ApprovalRequest) -> bool:
-        is_asked.set()
+        was_called.set()
         return await heard.wait()
 
     tools = catalog(ECHO, approve=blocking if manner == "blocking" else waiting)
     waits = asyncio.create_task(tools.call("echo", {"text": "late"}))
-    await is_asked.wait()
+    await was_called.wait()
     assert await asyncio.gather(*(tools.call("echo.hello") for _ in range(3))) == ["hello\n"] * 3
     assert not waits.done()
     approved.set()
