@@ -1,12 +1,17 @@
-"""Text for people: control characters made visible, "did you mean", readable sizes, counts and times. Pure."""
+"""Text for people: control characters made visible, "did you mean", sizes, counts, times, JSON. Pure."""
 
 import difflib
 import heapq
 import json
+import math
 import re
 from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from html import escape
+from typing import Any
+from urllib.parse import quote
+
+import orjson
 
 # Characters that act without being seen: they move a cursor or set a title (C0, DEL, C1), change the direction of
 # letters (bidi embeddings, overrides and isolates), break lines, or carry text that only a model reads (tag characters
@@ -130,3 +135,53 @@ def html_table(caption: str, rows: Iterable[tuple[str, object]]) -> str:
 def _cell(text: str) -> str:
     rest = len(text) - _LONGEST_CELL
     return escape(neutralize_control_chars(text[:_LONGEST_CELL])) + (f"… {rest:,} more characters" if rest > 0 else "")
+
+
+# --- what JSON or UTF-8 cannot hold -----------------------------------------------------------------------------------
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether UTF-8 can hold the text, that is, whether it has no lone surrogate."""
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def escape_surrogates(data: Any) -> Any:
+    """Return JSON data with every lone surrogate written as its escape."""
+    match data:
+        case str():
+            return data if data.isascii() else data.encode("utf-8", "backslashreplace").decode()
+        case dict():
+            return {escape_surrogates(name): escape_surrogates(part) for name, part in data.items()}
+        case list() | tuple():
+            return [escape_surrogates(part) for part in data]
+        case _:
+            return data
+
+
+def url_name(name: str) -> str:
+    """Return a file's name or path as it is, percent-encoded if it is not UTF-8."""
+    return name if is_utf8(name) else quote(name, safe="/", errors="surrogateescape")
+
+
+def json_bytes(data: Any) -> bytes:
+    """Return data as JSON, including what orjson refuses: integers of any size, surrogates, deep nesting."""
+    try:
+        return orjson.dumps(data)
+    except TypeError:
+        pass
+    try:
+        return json.dumps(data, allow_nan=False).encode("ascii")
+    except ValueError:
+        return json.dumps(_without_infinities(data)).encode("ascii")
+
+
+def _without_infinities(data: Any) -> Any:
+    match data:
+        case float():
+            return data if math.isfinite(data) else None
+        case dict():
+            return {name: _without_infinities(part) for name, part in data.items()}
+        case list() | tuple():
+            return [_without_infinities(part) for part in data]
+        case _:
+            return data

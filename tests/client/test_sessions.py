@@ -156,15 +156,18 @@ async def test_commands(session: Any) -> None:
 
 
 async def test_a_command_longer_than_a_held_answer(client: Any, session: Any) -> None:
+    wait_for_go = "until [ -e go ]; do sleep 0.05; done; echo end"
     begun = await got(
-        client.sessions.execute_command(session.session_id, command="sleep 3; echo end", wait_for_completion=False)
+        client.sessions.execute_command(session.session_id, command=wait_for_go, wait_for_completion=False)
     )
     assert not begun.is_finished
     with pytest.raises(WaitedTooLong):
-        await got(client.sessions.execute_command(session.session_id, command="echo second", timeout=0.3))
-    done = await got(client.sessions.execute_command(session.session_id, command="echo third"))
-    assert done.stdout == "third\n"
-    assert (await got(session.get_interaction(begun.interaction_id))).stdout == "end\n"
+        await got(client.sessions.execute_command(session.session_id, command="sleep 600", timeout=0.3))
+    # Commands run side by side.
+    assert (await got(client.sessions.execute_command(session.session_id, command="touch go"))).success
+    while not (ended := await got(session.get_interaction(begun.interaction_id))).is_finished:
+        pass
+    assert ended.stdout == "end\n"
 
 
 async def test_background_commands(session: Any) -> None:
@@ -399,8 +402,9 @@ async def test_async_with_closes_a_session(async_client: AsyncClient) -> None:
 async def test_cancelling_a_call_leaves_command_and_client_usable(async_client: AsyncClient) -> None:
     async with await async_client.sessions.create() as session:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(session.execute_command("sleep 2; echo x > f"), 1)
-        assert (await session.execute_command("cat f")).stdout == "x\n"
+            await asyncio.wait_for(session.execute_command("until [ -e go ]; do sleep 0.05; done; echo x > f"), 1)
+        await session.execute_command("touch go")
+        assert (await session.execute_command("until [ -s f ]; do sleep 0.05; done; cat f")).stdout == "x\n"
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(session.run("y = 1\nimport time\ntime.sleep(100)"), 2)
         assert (await session.run("y")).value == 1

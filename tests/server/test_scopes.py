@@ -153,7 +153,7 @@ def test_keys_on_the_command_line(carrel: Carrel, tmp_path: Path) -> None:
     assert (shown["scope"], shown["session"], shown["expires_at"] > shown["created_at"]) == ("agent", "a1", True)
     assert "agent" in carrel("keys", "list", *data).stdout
     assert "full, agent, read" in carrel("keys", "add", "bob", "--scope", "all", *data, code=2).stderr
-    assert "7" in carrel("keys", "add", "bob", "--expires", "7", *data, code=2).stderr
+    assert "soon" in carrel("keys", "add", "bob", "--expires", "soon", *data, code=2).stderr
     assert "a/b" in carrel("keys", "add", "bob", "--session", "a/b", *data, code=2).stderr
     assert "agent" in carrel("keys", "revoke", "ann", "--scope", "read", *data, code=2).stderr
     assert "ann (agent, session a1)" in carrel("keys", "revoke", "ann", "--session", "a1", *data).stdout

@@ -137,9 +137,10 @@ def test_running_code_is_stopped(client: httpx.Client, session: str, server: Ser
     ):
         received = events(answer.iter_lines())
         assert next(received)[1]["text"] == "begun\n"
-        assert other.post(f"/sessions/{session}/interrupt").json() == {"interrupted": True}
+        interrupted = other.post(f"/sessions/{session}/interrupt").json()
+        assert (interrupted["session_id"], interrupted["interrupted"]) == (session, True)
         assert list(received)[-1][1]["error_type"] == "KeyboardInterrupt"
-    assert client.post(f"/sessions/{session}/interrupt").json() == {"interrupted": False}
+    assert client.post(f"/sessions/{session}/interrupt").json()["interrupted"] is False
 
 
 def test_code_is_stopped_when_its_reader_leaves(client: httpx.Client, session: str) -> None:
@@ -319,7 +320,8 @@ def test_a_rewind_restores_conversation_variables_and_files(client: httpx.Client
         client.post(f"{where}/conversation", json=say)
         client.post(f"{where}/run", json={"code": "x = 2"})
         run_command(client, session, "echo after > file")
-        assert client.post(f"{where}/rewind", json={"to": to}).json() == point
+        rewound = client.post(f"{where}/rewind", json={"to": to}).json()
+        assert (rewound["session_id"], rewound["status"], rewound["checkpoint"]) == (session, "ready", point)
         assert client.post(f"{where}/run", json={"code": "x"}).json()["value"] == 1
         assert run_command(client, session, "cat file")["stdout"] == "before\n"
         assert len(client.get(f"{where}/conversation").json()["messages"]) == 1

@@ -16,8 +16,8 @@ from typing import Any
 from carrel.errors import ApprovalAnswered, ApprovalNotFound, StorageError
 from carrel.library.tools.approval import ApprovalRequest, Approve, Decision, Refuse
 from carrel.storage.base import Stamp, Store
+from carrel.text import escape_surrogates
 from carrel.wire.answers import ApprovalRecord, ApprovalStatus
-from carrel.wire.odd_values import escape_surrogates
 from carrel.wire.requests import AnswerApproval
 
 logger = logging.getLogger(__name__)

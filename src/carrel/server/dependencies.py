@@ -37,8 +37,9 @@ from carrel.server.auth import ApiKey
 from carrel.server.middleware import Metrics
 from carrel.server.records import now
 from carrel.server.session_manager import SessionManager
+from carrel.text import escape_surrogates
 from carrel.wire.answers import Problem, SessionRecord
-from carrel.wire.odd_values import escape_surrogates, parse_integer
+from carrel.wire.requests import parse_integer
 
 MAX_WAIT = 60.0
 """Seconds for which `Prefer: wait=` can hold an answer."""

@@ -14,8 +14,8 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from carrel.execution.executor import ExecutionResult, Output
 from carrel.server.hosted_session import HostedSession
 from carrel.server.session_manager import SessionManager
+from carrel.text import json_bytes
 from carrel.wire.answers import Interaction, RunResult, RunUsage, repr_of
-from carrel.wire.odd_values import json_bytes
 from carrel.wire.requests import RunCode
 from carrel.wire.verification import Job
 

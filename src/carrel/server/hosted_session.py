@@ -29,6 +29,7 @@ from carrel.server.records import EventKind, Operation, RecordStore, now
 from carrel.session import MemoryStorage, Session, StorageBackend
 from carrel.tasks.environment import PreparedSample
 from carrel.tasks.verification.verifier import SHOWN_OUTPUT
+from carrel.text import escape_surrogates
 from carrel.wire.answers import (
     NOT_RUN,
     FileChangeRecord,
@@ -37,7 +38,6 @@ from carrel.wire.answers import (
     SessionStatus,
     WorkspaceDiff,
 )
-from carrel.wire.odd_values import escape_surrogates
 from carrel.wire.requests import RunCommand
 from carrel.wire.verification import ErrorInfo, Job, VerificationResult
 

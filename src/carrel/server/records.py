@@ -30,6 +30,7 @@ from pydantic import BaseModel
 from carrel.errors import SessionExists, StorageError
 from carrel.server.session_lists import SessionLists
 from carrel.storage.base import MISSING, Block, Store
+from carrel.text import json_bytes
 from carrel.wire.answers import (
     Interaction,
     SessionList,
@@ -39,7 +40,6 @@ from carrel.wire.answers import (
     TraceRecord,
     WorkspaceDiff,
 )
-from carrel.wire.odd_values import json_bytes
 from carrel.wire.verification import Job
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from carrel.guest.worker import values
 from carrel.guest.worker.values import safe_repr
-from carrel.wire.odd_values import escape_surrogates, url_name
+from carrel.text import escape_surrogates, url_name
 from carrel.wire.verification import Answer, ErrorInfo, Receipt
 
 SessionStatus = Literal["creating", "ready", "error", "closed", "terminated"]
@@ -156,6 +156,12 @@ class CheckpointRecord(Answer):
     made_at: datetime
 
 
+class RewoundSession(SessionRecord):
+    """A session that was rewound, and the checkpoint that it is at now."""
+
+    checkpoint: CheckpointRecord
+
+
 class CheckpointList(Answer):
     """The checkpoints of a session, oldest first."""
 
@@ -277,8 +283,8 @@ def _pack_display(content: Any) -> Any:
     return escape_surrogates(content) if isinstance(content, str) else values.encode(content)
 
 
-class InterruptResult(Answer):
-    """Whether code was running."""
+class InterruptedSession(SessionRecord):
+    """A session, and whether code was running in it."""
 
     interrupted: bool
 

@@ -6,15 +6,50 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Field, StrictInt, model_validator
 
-from carrel.text import refuse_misspelled_fields
-from carrel.wire.odd_values import refuse_surrogates, refuse_unstorable
+from carrel.text import is_utf8, refuse_misspelled_fields
 
 MAX_TTL_MINUTES = 7 * 24 * 60
 MAX_COMMAND_SECONDS = 24 * 3600.0
 MAX_TEXT = 8 * 1024 * 1024
 MAX_FILES = 1000
 MAX_PATH = 4096
+MAX_NESTING = 200
+"""Levels of nesting that a message may have."""
 MESSAGE_ROLES = ("user", "assistant", "system", "tool")
+
+
+class LongInteger(float):
+    """Stands for an integer with so many digits that Python refuses to parse it; no field accepts it."""
+
+
+def parse_integer(digits: str) -> int | LongInteger:
+    """Parse any integer for `json.loads`, without an error that does not name the field."""
+    try:
+        return int(digits)
+    except ValueError:
+        return LongInteger("inf")
+
+
+def refuse_unstorable(value: Any, field: str, depth: int = 0) -> None:
+    """Raise ValueError for a value that cannot be stored as JSON; `field` names it."""
+    if isinstance(value, LongInteger):
+        raise ValueError(f"{field}: the number has too many digits; send it as a text")
+    if depth > MAX_NESTING:
+        raise ValueError(f"{field[:200]}…: it is nested deeper than {MAX_NESTING} levels")
+    if isinstance(value, dict):
+        for name, part in value.items():
+            refuse_unstorable(part, f"{field}.{name}", depth + 1)
+    elif isinstance(value, list):
+        for number, part in enumerate(value):
+            refuse_unstorable(part, f"{field}.{number}", depth + 1)
+
+
+def refuse_surrogates(text: str) -> str:
+    """Return the text; raise ValueError if UTF-8 cannot hold it."""
+    if not is_utf8(text):
+        raise ValueError("it contains a lone surrogate, which UTF-8 cannot hold")
+    return text
+
 
 Text = Annotated[str, AfterValidator(refuse_surrogates)]
 TtlMinutes = Annotated[int, Field(ge=1, le=MAX_TTL_MINUTES)]
@@ -55,12 +90,16 @@ class CreateSession(RequestBody):
     """For a session without a sample, if the server allows it."""
     session_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_-]{0,127}$")
     """The id of the new session; by default the server chooses one."""
+    durable: bool = False
+    """Refused if true: the variables and files of a server's session end with it."""
 
     @model_validator(mode="after")
     def _both_or_neither(self) -> Self:
         if bool(self.dataset) != bool(self.sample_id):
             missing = "sample_id" if self.dataset else "dataset"
             raise ValueError(f"{missing} is missing: give dataset and sample_id together, or neither of them")
+        if self.durable:
+            raise ValueError("durable: a server keeps no variables and files after the end of a session; leave it out")
         if self.network is not None and self.dataset:
             raise ValueError("network: the sample decides whether its sessions have network access")
         return self

@@ -44,6 +44,7 @@ from carrel.wire.answers import (
     MessageCount,
     OutputPiece,
     ReplaceResult,
+    RewoundSession,
     RunResult,
     SessionClosed,
     SessionEvent,
@@ -202,7 +203,7 @@ class AsyncSessions(AsyncResource):
         path, action = f"{session_path(session_id)}/rewind", f"rewind session {session_id}"
         body = {"to": to.id if isinstance(to, CheckpointRecord) else to}
         request = make_request(self.rewind, options, "POST", path, action, body=body)
-        return parse_as(CheckpointRecord, await self._json(request), request)
+        return parse_as(RewoundSession, await self._json(request), request).checkpoint
 
     # --- commands
 

@@ -45,6 +45,7 @@ from carrel.wire.answers import (
     MessageCount,
     OutputPiece,
     ReplaceResult,
+    RewoundSession,
     RunResult,
     SessionClosed,
     SessionEvent,
@@ -195,7 +196,7 @@ class SyncSessions(SyncResource):
         path, action = f"{session_path(session_id)}/rewind", f"rewind session {session_id}"
         body = {"to": to.id if isinstance(to, CheckpointRecord) else to}
         request = make_request(self.rewind, options, "POST", path, action, body=body)
-        return parse_as(CheckpointRecord, self._json(request), request)
+        return parse_as(RewoundSession, self._json(request), request).checkpoint
 
     # --- commands
 

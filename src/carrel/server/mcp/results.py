@@ -10,6 +10,7 @@ from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent
 from carrel.execution.executor import ExecutionResult
 from carrel.guest.worker import values
 from carrel.guest.worker.values import safe_repr
+from carrel.text import escape_surrogates
 
 MAX_TEXT = 40_000
 """Characters of one text; clients refuse much longer ones."""
@@ -67,7 +68,7 @@ def fit_result(result: CallToolResult, max_bytes: int, *, keep_data: bool = Fals
     for block in result.content:
         if isinstance(block, TextContent):
             block.text = escape_surrogates(block.text)
-    data = result.structured_content = _escape_in(result.structured_content)
+    data = result.structured_content = escape_surrogates(result.structured_content)
     if _size(result.model_dump()) <= max_bytes:
         return result
     for name, value in data.items() if data and not keep_data else ():
@@ -83,23 +84,6 @@ def fit_result(result: CallToolResult, max_bytes: int, *, keep_data: bool = Fals
         remark = f"(a picture of {size * 3 // 4000:,} kB was left out: it is too large for a result; make it smaller)"
         result.content[at] = TextContent(type="text", text=remark)
     return result
-
-
-def escape_surrogates(text: str) -> str:
-    """Return the text with lone surrogates, which Python allows and UTF-8 does not, as escapes."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
-
-
-def _escape_in(data: Any) -> Any:
-    match data:
-        case str():
-            return escape_surrogates(data)
-        case dict():
-            return {_escape_in(key): _escape_in(value) for key, value in data.items()}
-        case list():
-            return [_escape_in(item) for item in data]
-        case _:
-            return data
 
 
 def _size(data: Any) -> int:

@@ -28,7 +28,6 @@ from carrel.library.prompt import artifact_line, workflow_line
 from carrel.server.mcp.results import (
     MAX_TEXT,
     cut_text,
-    escape_surrogates,
     fit_result,
     image_type,
     list_result,
@@ -37,6 +36,7 @@ from carrel.server.mcp.results import (
     tool_result,
 )
 from carrel.session import MAX_CHECKPOINTS, Checkpoint, Session
+from carrel.text import escape_surrogates
 from carrel.version import __version__
 
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)

@@ -26,18 +26,19 @@ from carrel.server.dependencies import (
 from carrel.server.event_stream import session_stream
 from carrel.server.records import now
 from carrel.session import Checkpoint
+from carrel.text import json_bytes
 from carrel.wire.answers import (
     CheckpointList,
     CheckpointRecord,
     ConversationRecord,
     MessageCount,
+    RewoundSession,
     SessionClosed,
     SessionList,
     SessionRecord,
     SessionStatus,
     TracePage,
 )
-from carrel.wire.odd_values import json_bytes
 from carrel.wire.requests import (
     AddMessages,
     CreateCheckpoint,
@@ -153,14 +154,12 @@ async def delete_checkpoint(
 
 
 @router.post("/sessions/{session_id}/rewind", tags=["sessions"])
-async def rewind_session(
-    manager: ManagerDep, user: UserDep, session_id: str, request: RewindSession
-) -> CheckpointRecord:
+async def rewind_session(manager: ManagerDep, user: UserDep, session_id: str, request: RewindSession) -> RewoundSession:
     """Return to a checkpoint in conversation, variables and files; running commands end."""
     hosted = await manager.hosted(user, session_id)
     point = await hosted.workspace().session.rewind(request.to)
     await hosted.note("rewind", {"id": point.id, "label": point.label, "messages": point.message_count})
-    return _checkpoint_record(point)
+    return RewoundSession(**with_duration(hosted.record).model_dump(), checkpoint=_checkpoint_record(point))
 
 
 def _checkpoint_record(point: Checkpoint) -> CheckpointRecord:

@@ -24,21 +24,22 @@ from carrel.server.dependencies import (
     WaitDep,
     WantsEventsDep,
     bearer,
+    with_duration,
 )
 from carrel.server.event_stream import OutputQueue, command_stream, run_record, run_stream
+from carrel.text import escape_surrogates, url_name
 from carrel.wire.answers import (
     FileEntryRecord,
     FileWritten,
     FolderListing,
     Interaction,
-    InterruptResult,
+    InterruptedSession,
     ReplaceResult,
     RunResult,
     VariableList,
     VariableRecord,
     WorkspaceDiff,
 )
-from carrel.wire.odd_values import escape_surrogates, url_name
 from carrel.wire.requests import ReplaceText, RunCode, RunCommand
 
 router = APIRouter(dependencies=[Depends(bearer)], responses=PROBLEMS, route_class=JsonRoute)
@@ -117,9 +118,11 @@ async def run_code(
 
 
 @router.post("/sessions/{session_id}/interrupt", tags=["code"])
-async def interrupt(manager: ManagerDep, user: UserDep, session_id: str) -> InterruptResult:
+async def interrupt(manager: ManagerDep, user: UserDep, session_id: str) -> InterruptedSession:
     """Stop the running code as Ctrl-C does; its variables survive."""
-    return InterruptResult(interrupted=await (await manager.hosted(user, session_id)).executor().interrupt())
+    hosted = await manager.hosted(user, session_id)
+    interrupted = await hosted.executor().interrupt()
+    return InterruptedSession(**with_duration(hosted.record).model_dump(), interrupted=interrupted)
 
 
 @router.get("/sessions/{session_id}/variables", tags=["code"])
