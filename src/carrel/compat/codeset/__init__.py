@@ -1,0 +1,81 @@
+"""The names of codeset 0.9.1: `import carrel.compat.codeset as codeset`."""
+
+from carrel.compat.codeset import types
+from carrel.compat.codeset.base_model import BaseModel
+from carrel.compat.codeset.client import AsyncCodeset, Codeset
+from carrel.compat.codeset.errors import (
+    APIConnectionError,
+    APIError,
+    APIResponseValidationError,
+    APIStatusError,
+    APITimeoutError,
+    AuthenticationError,
+    BadRequestError,
+    CodesetError,
+    ConflictError,
+    InternalServerError,
+    NotFoundError,
+    PermissionDeniedError,
+    RateLimitError,
+    UnprocessableEntityError,
+)
+from carrel.compat.codeset.options import (
+    DEFAULT_MAX_RETRIES,
+    DEFAULT_TIMEOUT,
+    NOT_GIVEN,
+    NotGiven,
+    Omit,
+    Timeout,
+    not_given,
+    omit,
+)
+from carrel.compat.codeset.raw_response import APIResponse, AsyncAPIResponse
+from carrel.compat.missing_names import refuse_missing
+
+Client = Codeset
+AsyncClient = AsyncCodeset
+
+__all__ = [
+    "DEFAULT_MAX_RETRIES",
+    "DEFAULT_TIMEOUT",
+    "NOT_GIVEN",
+    "APIConnectionError",
+    "APIError",
+    "APIResponse",
+    "APIResponseValidationError",
+    "APIStatusError",
+    "APITimeoutError",
+    "AsyncAPIResponse",
+    "AsyncClient",
+    "AsyncCodeset",
+    "AuthenticationError",
+    "BadRequestError",
+    "BaseModel",
+    "Client",
+    "Codeset",
+    "CodesetError",
+    "ConflictError",
+    "InternalServerError",
+    "NotFoundError",
+    "NotGiven",
+    "Omit",
+    "PermissionDeniedError",
+    "RateLimitError",
+    "Timeout",
+    "UnprocessableEntityError",
+    "not_given",
+    "omit",
+    "types",
+]
+
+__getattr__ = refuse_missing(
+    __name__,
+    dict.fromkeys(
+        ("DefaultHttpxClient", "DefaultAsyncHttpxClient", "DefaultAioHttpClient", "Transport", "ProxiesTypes"),
+        "the HTTP client is httpx2; give http_client=httpx2.Client(…) or httpx2.AsyncClient(…)",
+    )
+    | dict.fromkeys(
+        ("Stream", "AsyncStream", "RequestOptions", "file_from_path", "resources", "DEFAULT_CONNECTION_LIMITS"),
+        "it is an internal part of the original",
+    ),
+)
