@@ -165,7 +165,6 @@ with Codeset(base_url=sys.argv[1], api_key=sys.argv[2]) as client:
         lambda: client.sessions.retrieve("none"),
         lambda: client.sessions.execute_command(id, command=5),
         lambda: client.sessions.close(""),
-        lambda: client.sessions.execute_command(id, command="sleep 5", timeout=0.5, poll_interval=0.1),
         lambda: Codeset(base_url=sys.argv[1], api_key="wrong").sessions.list(),
         lambda: Codeset(base_url="http://127.0.0.1:9/api/v1", api_key="x").health.check(),
     ):
@@ -175,8 +174,8 @@ with Codeset(base_url=sys.argv[1], api_key=sys.argv[2]) as client:
             status = getattr(problem, "status_code", None)
             print(type(problem).__name__, status, sorted(problem.body or ()))
             print(bool(problem.request), bool(problem.message))
-        except (ValueError, TimeoutError) as problem:
-            print([each.__name__ for each in (ValueError, TimeoutError) if isinstance(problem, each)])
+        except ValueError as problem:
+            print("session_id" in str(problem))
     print(client.sessions.close(session_id=id).message)
     print(client.sessions.retrieve(id).status)
 
