@@ -13,7 +13,6 @@ from carrel.library.tools.schema_types import (
     SizeBudget,
     WorkBudget,
     bounded_schema,
-    drop_what_signature_shows,
     python_type,
     tool_docs,
 )
@@ -21,109 +20,13 @@ from carrel.library.tools.stubs import describe, group_stub, parameters_of, sign
 from carrel.library.tools.tool import Tool
 
 
-@pytest.mark.parametrize(
-    ("prose", "default", "left"),
-    [
-        ("(Optional) Which one", None, "Which one"),
-        ("Optional: which one", None, "which one"),
-        ("Which one (optional)", None, "Which one"),
-        ("Optional comment for this version", None, "Optional comment for this version"),
-        ("How many (default: 10)", 10, "How many"),
-        ("How many (default 10).", 10, "How many."),
-        ("How many. Defaults to 10.", 10, "How many."),
-        ("How many. Default: 10. No more than 99.", 10, "How many. No more than 99."),
-        ("Default is 'all'.", "all", ""),
-        ("Whether to look (default: false)", False, "Whether to look"),
-        ("How many (default: 10)", None, "How many (default: 10)"),
-        ("How many (default: 10)", 20, "How many (default: 10)"),
-        ("How many (default: 10, at most 20)", 10, "How many (default: 10, at most 20)"),
-        ("Defaults to 10 since most want it", 10, "Defaults to 10 since most want it"),
-        ("By default 10", 10, "By default 10"),
-        ("Which (default: " + "x" * 50 + ")", "x" * 50, "Which (default: " + "x" * 50 + ")"),
-    ],
-)
-def test_what_the_signature_shows_is_not_repeated(prose: str, default: Any, left: str) -> None:
-    assert drop_what_signature_shows(prose, required=False, default=default) == left
-
-
-@pytest.mark.parametrize(
-    ("prose", "left"),
-    [("(required) Which", "Which"), ("(Optional) Which", "(Optional) Which"), ("Required by law", "Required by law")],
-)
-def test_required_parameters(prose: str, left: str) -> None:
-    assert drop_what_signature_shows(prose, required=True, default=None) == left
-
-
-def tool(description: str, **descriptions: str) -> Tool:
-    names = ("key", "value", "wait")
-    properties = {
-        name: {"type": "string", **({"description": descriptions[name]} if name in descriptions else {})}
-        for name in names
-    }
-    return Tool(
-        name="set",
-        description=description,
-        parameters={"type": "object", "properties": properties, "required": ["key", "value"]},
-    )
-
-
-def test_a_list_of_arguments_becomes_docs_of_parameters() -> None:
-    found = tool_docs(
-        tool(
-            """Set a value.
-
-    Args:
-        key (Str): Which one,
-            in full.
-        value (bytes): What.
-        wait (str, optional): How long.
-
-    Returns:
-        A message.
-    """
-        )
-    )
-    assert found.description == ("Set a value.", "Returns: A message.")
-    assert found.parameters == {"key": "Which one, in full.", "value": "(bytes) What.", "wait": "How long."}
-
-
-@pytest.mark.parametrize(
-    "body", ["key: Which.\n    context: Not a parameter.", "Look it up.", "key: One.\n    key: Two."]
-)
-def test_a_list_of_other_things_stays(body: str) -> None:
-    found = tool_docs(tool(f"Set.\nArgs:\n    {body}"))
-    assert [line.strip() for line in found.description] == [
-        "Set.",
-        "Args:",
-        *(line.strip() for line in body.splitlines()),
-    ]
-    assert found.parameters == {}
-
-
 def test_repeated_descriptions_are_shown_once() -> None:
-    assert tool_docs(tool("Set.\nArgs:\n    key: Which.", key="Which. Any.")).parameters == {"key": "Which. Any."}
-    assert tool_docs(tool("Set.\nArgs:\n    key: Which.", key="A name.")).parameters == {"key": "A name. Which."}
-    assert tool_docs(tool("Set. Which. Now.", key="Which.")).parameters == {}
-
-
-def test_wrapped_lines_are_joined() -> None:
-    long = "A sentence that goes on for longer than a line may be, so that"
-    assert tool_docs(tool(f"{long}\nit was broken.\nShort.\n\nNew.")).description == (
-        f"{long} it was broken.",
-        "Short.",
-        "New.",
-    )
-    assert tool_docs(tool(f"{long}\n- one\n- two")).description == (long, "- one", "- two")
-    assert tool_docs(tool(f"{long}\nNote: this")).description == (long, "Note: this")
-    assert tool_docs(tool(f"{long}\n\nNew.")).description == (long, "New.")
-
-
-def test_types_of_arguments_are_dropped_if_the_signature_has_them() -> None:
-    value = {"anyOf": [{"type": "string"}, {"type": "integer"}, {"type": "null"}]}
-    schema = {"type": "object", "properties": {"value": value}}
-    for kind, left in (("str, int", "What."), ("int, str, optional", "What."), ("str", "(str) What.")):
-        one = Tool(name="set", description=f"Set.\nArgs:\n    value ({kind}): What.", parameters=schema)
-        assert tool_docs(one).parameters == {"value": left}
+    properties = {"key": {"type": "string", "description": "Which."}}
+    docs = [
+        tool_docs(Tool(name="set", description=text, parameters={"properties": properties}))
+        for text in ("Set.", "Set. Which. Now.")
+    ]
+    assert [one.parameters for one in docs] == [{"key": "Which."}, {}]
 
 
 def objects(depth: int) -> dict[str, Any]:

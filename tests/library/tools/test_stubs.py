@@ -2,7 +2,6 @@
 
 import ast
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -217,23 +216,13 @@ def read(stubs: str) -> str:
     return closed("".join([stubs, *docs]).replace("'''", '"""'))
 
 
-SIGNATURE_SAYS = re.compile(
-    r"\(defaults?(?: to| is|:)? [^)]+\)|\(?\bdefaults?(?: to| is|:)? [^ )]+[).]?|\(required\)"
-    r"|^args:$|^\w+(?: \([\w\[\], ]+\))?:|\(?\boptional\b\)?[:;.]?",
-    re.IGNORECASE,
-)
-
-
 @pytest.mark.parametrize("path", PUBLIC, ids=lambda path: path.stem)
 def test_all_prose_of_public_servers_is_in_their_stubs(path: Path) -> None:
     tools = public(path)
     written = read(group_stub(path.stem, [(tool, "all") for tool in tools]))
     for tool in tools:
         for text in (tool.description, *descriptions(tool.parameters)):
-            for sentence in (one for line in text.splitlines() for one in re.split(r"(?<=[.;])\s", line)):
-                if closed(sentence) not in written:
-                    left = [closed(part) for part in SIGNATURE_SAYS.sub("\n", sentence.strip()).split("\n")]
-                    assert all(part in written for part in left), sentence
+            assert [line for line in text.splitlines() if closed(line) not in written] == []
 
 
 def named_within(schema: Any) -> Iterator[str]:
@@ -269,7 +258,7 @@ def test_stubs_cost_a_fraction_of_the_json() -> None:
         docs: sum(len(group_stub(path.stem, [(tool, docs) for tool in public(path)])) for path in PUBLIC)
         for docs in ("all", "line")
     }
-    assert costs["all"] < 0.48 * size
+    assert costs["all"] < 0.5 * size
     assert costs["line"] < 0.125 * size
 
 

@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -238,19 +237,6 @@ LONGEST_DEFAULT = 40
 """Characters of a default in a signature; a longer one is shown as None."""
 ANY_NAME = "*"
 """Stands for any key of an object."""
-_WRAPPED = 60
-"""A longer line was probably wrapped; a shorter one ends where its author wanted."""
-
-_ARGUMENTS = re.compile(r"(args|arguments|parameters|params):", re.IGNORECASE)
-_ARGUMENT = re.compile(r"(\w+)\s*(?:\(([^)]*)\))?\s*:\s+(.*)")
-_OWN_LINE = re.compile(r"[-*•#|>`]|\d+[.)]|[\w ]{1,40}:(\s|$)")
-"""The beginning of a line that does not continue the one before: an item of a list, a title, a table."""
-_RESULT = re.compile(r"(returns?|raises|yields|notes?):", re.IGNORECASE)
-
-_OPTIONAL = re.compile(r"^\(optional\)[:,.]?\s+|^optional[:;.]\s+|\s+\(optional\)(?=\.?$)", re.IGNORECASE)
-_REQUIRED = re.compile(r"^\(required\)[:,.]?\s+|^required[:;.]\s+|\s+\(required\)(?=\.?$)", re.IGNORECASE)
-_DEFAULT_IN_BRACKETS = re.compile(r"\s*\(defaults?(?: to| is|:|=)?\s*([^()]+)\)", re.IGNORECASE)
-_DEFAULT_SENTENCE = re.compile(r"(?:^|(?<=[.;])\s+)defaults?(?: to| is|:|=)\s*(\S+?)(?:\.(?=\s|$)|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -258,7 +244,7 @@ class ToolDocs:
     """The docs of a tool."""
 
     description: tuple[str, ...]
-    """A paragraph or an item of a list per line."""
+    """The lines that are not empty."""
     parameters: Mapping[str, str]
     """The description of each parameter, on one line."""
     parts: Mapping[tuple[str, ...], str]
@@ -279,26 +265,21 @@ class _Part(NamedTuple):
 def tool_docs(tool: Tool) -> ToolDocs:
     """Return the docs of a tool without repetitions."""
     parameters = list(parameters_in_order(tool))
-    lines, arguments = _split_arguments(
-        inspect.cleandoc(tool.description).splitlines(), {name for name, _, _ in parameters}
-    )
+    lines = inspect.cleandoc(tool.description).splitlines()
     whole = " ".join(" ".join(lines).split())
     of_all = resolve(tool.parameters, tool.parameters)[0].get("description")
     if isinstance(of_all, str) and " ".join(of_all.split()) not in whole:
-        lines = [*lines, "", *inspect.cleandoc(of_all).splitlines()]
+        lines += inspect.cleandoc(of_all).splitlines()
     texts: dict[tuple[str, ...], list[str]] = {}
     kinds: dict[tuple[str, ...], dict[str, None]] = {}
     optional: set[tuple[str, ...]] = set()
     left_out = 0
     work, types = WorkBudget(_MOST_DESCRIPTIONS), WorkBudget()
-    for name, schema, required in parameters:
+    for name, schema, _ in parameters:
         _, depth = type_and_depth(schema, tool.parameters, LONGEST_TYPE, types)
-        parts = list(_parts_of(_Walk(tool.parameters, work, types), schema, (name,), (), depth))
-        if name in arguments:
-            parts.append(_Part((name,), _drop_type(*arguments[name], schema, tool.parameters, required)))
-        default = schema.get("default", resolve(schema, tool.parameters, (), work)[0].get("default"))
-        for path, prose, kind, may_be_missing in parts:
-            left = drop_what_signature_shows(prose, required, default) if path == (name,) else prose
+        for path, prose, kind, may_be_missing in _parts_of(
+            _Walk(tool.parameters, work, types), schema, (name,), (), depth
+        ):
             if kind and (path in kinds or len(kinds) < _MOST_PARTS):
                 kinds.setdefault(path, {})[kind] = None
                 texts.setdefault(path, [])
@@ -306,11 +287,11 @@ def tool_docs(tool: Tool) -> ToolDocs:
                     optional.add(path)
             elif kind:
                 left_out += 1
-            if left and left not in whole and left not in " ".join(texts.get(path, ())):
-                texts.setdefault(path, []).append(left)
+            if prose and prose not in whole and prose not in " ".join(texts.get(path, ())):
+                texts.setdefault(path, []).append(prose)
     more = [f"(Its parameters have {left_out} more parts, which are not shown.)"] if left_out else []
     return ToolDocs(
-        (*_unwrap(lines), *more),
+        (*(line.rstrip() for line in lines if line.strip()), *more),
         {path[0]: _joined(prose) for path, prose in texts.items() if len(path) == 1},
         {
             path: _after_name(_joined(prose), union(kinds.get(path, ())), path in optional)
@@ -330,22 +311,6 @@ def _after_name(prose: str, kind: str, optional: bool) -> str:
     if not kind:
         return f": {prose}"
     return f"{'?' if optional else ''}: {kind}{f' # {prose}' if prose else ''}"
-
-
-def drop_what_signature_shows(prose: str, required: bool, default: Any) -> str:
-    """Return a description without "(optional)" and "(default: 10)" if the signature shows the same."""
-    if required:
-        return _REQUIRED.sub("", prose).strip()
-    prose = _OPTIONAL.sub("", prose)
-    if default is None or len(repr(default)) > LONGEST_DEFAULT:
-        return prose.strip()
-    shown = {str(default), repr(default), json.dumps(default, default=str)}
-    shown |= {f"{quote}{one}{quote}" for one in shown for quote in "'\"`"}
-
-    def without_shown(found: re.Match[str]) -> str:
-        return "" if found[1].strip() in shown else found[0]
-
-    return _DEFAULT_SENTENCE.sub(without_shown, _DEFAULT_IN_BRACKETS.sub(without_shown, prose)).strip()
 
 
 def parameters_in_order(tool: Tool) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
@@ -407,61 +372,3 @@ def _one_of(choices: Sequence[Any]) -> str:
         count = count // 2
         text = ", ".join(shown[:count])
     return f"One of {text}" if count == len(shown) else f"One of {len(shown)}: {text}, …"
-
-
-def _split_arguments(lines: Sequence[str], names: set[str]) -> tuple[Sequence[str], dict[str, tuple[str, str]]]:
-    """Return a description without its list of arguments, and the type and description of each argument in it.
-
-    A list that contains other names than the tool's parameters stays."""
-    for at, line in enumerate(lines):
-        if not _ARGUMENTS.fullmatch(line.strip()):
-            continue
-        end = at + 1
-        while end < len(lines) and (not lines[end].strip() or _indent(lines[end]) > _indent(line)):
-            end += 1
-        found = _arguments([one for one in lines[at + 1 : end] if one.strip()], names)
-        if found:
-            return [*lines[:at], "", *lines[end:]], found
-    return lines, {}
-
-
-def _arguments(lines: Sequence[str], names: set[str]) -> dict[str, tuple[str, str]]:
-    outer = min(map(_indent, lines), default=0)
-    found: dict[str, tuple[str, str]] = {}
-    for line in lines:
-        item = _ARGUMENT.match(line.strip()) if _indent(line) == outer else None
-        if item is not None and item[1] in names and item[1] not in found:
-            found[item[1]] = item[2] or "", item[3]
-        elif _indent(line) > outer and found:
-            name, (kind, prose) = found.popitem()
-            found[name] = kind, f"{prose} {' '.join(line.split())}"
-        else:
-            return {}
-    return found
-
-
-def _drop_type(kind: str, prose: str, schema: Mapping[str, Any], whole: Mapping[str, Any], required: bool) -> str:
-    """Return `Which` for `(str, optional) Which` if the signature shows that it is an optional str."""
-    shown = {*python_type(schema, whole).split(" | ")} - {"None"}
-    words = [word for word in map(str.strip, kind.split(",")) if required or word != "optional"]
-    return prose if {word.lower() for word in words if word} in (set(), shown) else f"({', '.join(words)}) {prose}"
-
-
-def _unwrap(lines: Sequence[str]) -> list[str]:
-    """Join lines that were wrapped; without empty lines."""
-    found: list[str] = []
-    last = ""
-    for line in lines:
-        continues = (
-            len(last) >= _WRAPPED and _indent(line) >= _indent(last) and not _OWN_LINE.match(line.strip())
-        ) or _RESULT.fullmatch(last.strip())
-        if continues and line.strip():
-            found[-1] += f" {' '.join(line.split())}"
-        elif line.strip():
-            found.append(line.rstrip())
-        last = line.rstrip()
-    return found
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
