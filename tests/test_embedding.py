@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 from carrel.embedding import Embedder, NearestVectors, WordVectors, choose_embedder, pack_vectors
-from carrel.embedding.word_vectors import _average, load_table
+from carrel.embedding.embedder import _average, load_table
 
 
 class WordVectorsWithoutNumpy(WordVectors):
