@@ -95,7 +95,7 @@ async def measure(scale: Scale) -> list[Line]:
         no_more_than(
             f"a session's start with {TOOLS} tool files and {WORKFLOWS:,} workflows",
             quick,
-            60,
+            100,
             "ms",
             repeats=len(whole),
             how=f"the quickest quarter, median {statistics.median(whole):.0f}; its executor alone {quick_alone:.0f}; "
