@@ -204,7 +204,7 @@ def _allowed_types(schema: Any) -> set[str]:
     return types
 
 
-# --- ages, files, prices and confirmation ---------------------------------------------------------------------------
+# --- ages, files and confirmation ----------------------------------------------------------------------------------
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([mhdw]?)")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks", "": "days"}
@@ -249,25 +249,12 @@ def _not_text(file: str) -> WrongUsage:
     return WrongUsage(f"{'standard input' if file == '-' else file} is not text in UTF-8")
 
 
-def read_prices(path: Path) -> dict[str, dict[str, float]]:
-    """Return a price table; an invalid one is wrong usage, with the reason."""
+def read_json(path: Path) -> Any:
+    """Return the JSON in a file."""
     try:
-        table = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise WrongUsage(f"there is no price file {path}") from None
+        return json.loads(read_text(str(path)))
     except (ValueError, RecursionError) as problem:
         raise WrongUsage(f"{path} is not valid JSON: {problem}") from None
-    if not isinstance(table, dict):
-        raise WrongUsage(f"{path}: a price table is an object whose keys are the names of models")
-    for model, price in table.items():
-        if not isinstance(price, dict):
-            raise WrongUsage(f"{path}: the price of {model!r} is an object like {{'input': 3, 'output': 15}}")
-        for name, amount in price.items():
-            if name not in ("input", "output", "cache_read", "cache_write"):
-                raise WrongUsage(f"{path}: {model!r} has {name!r}; known are input, output, cache_read, cache_write")
-            if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 <= amount < float("inf"):
-                raise WrongUsage(f"{path}: the {name} price of {model!r} is a number from 0, not {amount!r}")
-    return table
 
 
 def confirm(question: str) -> None:

@@ -33,7 +33,7 @@ from carrel.cli.options import (
     confirm,
     group,
     parse_age,
-    read_prices,
+    read_json,
     resolve_base,
 )
 from carrel.cli.output import (
@@ -455,9 +455,13 @@ async def usage(
     """Show the tokens used by each model.
 
     With --prices, also their cost. A fork counts only its own tokens."""
-    table = read_prices(prices) if prices is not None else None
+    table = read_json(prices) if prices is not None else None
     async with open_store(base) as store:
-        spent = await store.usage(await store.resolve_id(session), table)
+        id_ = await store.resolve_id(session)
+        try:
+            spent = await store.usage(id_, table)
+        except carrel.ConfigurationError as problem:
+            raise WrongUsage(f"{prices}: {problem}") from None
         if as_json:
             print_json(spent.model_dump())
         else:

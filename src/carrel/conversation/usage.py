@@ -61,12 +61,12 @@ class Usage(BaseModel):
 class Price(BaseModel):
     """Per million tokens."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    input: float = 0.0
-    output: float = 0.0
-    cache_read: float | None = None
-    cache_write: float | None = None
+    input: float = Field(default=0.0, ge=0)
+    output: float = Field(default=0.0, ge=0)
+    cache_read: float | None = Field(default=None, ge=0)
+    cache_write: float | None = Field(default=None, ge=0)
 
 
 def tokens_of(usage: Any) -> Tokens:
@@ -151,7 +151,7 @@ class UsageCount:
     """Counts the usage of a log entry by entry, without keeping the entries."""
 
     def __init__(self, session_id: str = "", prices: Mapping[str, Price | Mapping[str, float]] | None = None) -> None:
-        self._prices = _checked_prices(prices or {})
+        self._prices = _checked_prices({} if prices is None else prices)
         self._usage = Usage(session_id=session_id)
 
     def take(self, seq: int, entry: ConversationMessage) -> None:
