@@ -134,6 +134,8 @@ async def test_after_close_other_methods_raise(open_session: Open) -> None:
     ):
         with pytest.raises(CarrelError, match="Session is closed"):
             await asking
+    with pytest.raises(CarrelError, match="Session is closed"):
+        session.register_tool(len)
 
 
 async def test_a_session_that_was_never_started_closes(tmp_path: Path) -> None:

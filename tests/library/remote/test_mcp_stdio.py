@@ -10,6 +10,7 @@ import pytest
 
 from carrel.errors import ConfigurationError, ToolCallError, ToolTimeoutError
 from carrel.library.tools.mcp import McpProvider
+from carrel.library.tools.registry import ToolRegistry
 from carrel.library.tools.secrets import Secrets
 from carrel.library.tools.tool import Tool
 from tests.library.remote.conftest import alive, open_files, until
@@ -59,10 +60,11 @@ async def test_errors_at_the_start(unruly: Make, behaviour: str, message: str) -
 
 async def test_calls_after_a_start_that_timed_out_fail_at_once(unruly: Make) -> None:
     server = unruly("silent", startup_timeout=2)
+    tools = ToolRegistry([server])
     for most in (20.0, 1.0, 1.0):
         async with asyncio.timeout(most):
             with pytest.raises(ToolCallError, match="it did not start within 2 s"):
-                await server.call(ECHO, {"text": "hi"})
+                await tools.call(f"{server.name}.echo", {"text": "hi"})
 
 
 async def test_concurrent_calls_share_one_start(unruly: Make, tmp_path: Path) -> None:

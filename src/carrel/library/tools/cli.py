@@ -107,34 +107,29 @@ class CliProvider:
 def make_tools(definition: CliDefinition) -> list[Tool]:
     """Return the program itself, then its recipes."""
     parameters = definition.parameters
-    returns = {"text": {"type": "string"}, "json": None, "bytes": {"type": "string", "format": "binary"}}
-    shared: dict[str, Any] = {"returns": returns[definition.output]}
+    kinds = {"text": {"type": "string"}, "json": None, "bytes": {"type": "string", "format": "binary"}}
+    returns = kinds[definition.output]
     tools = [
-        Tool(
-            name=definition.name,
+        definition.make_tool(
+            "",
+            _schema(parameters),
             description=definition.description,
-            parameters=_schema(parameters),
+            returns=returns,
             positional=_positional(definition),
-            tags=definition.tags,
-            approval=definition.approval,
-            timeout=definition.timeout,
-            stream=definition.stream,
-            **shared,
         )
     ]
     for name, recipe in definition.recipes.items():
         recipe_parameters = _recipe_parameters(parameters, recipe)
         tools.append(
-            Tool(
-                name=f"{definition.name}.{python_name(name)}",
+            definition.make_tool(
+                python_name(name),
+                _schema(recipe_parameters),
                 description=recipe.description or definition.description,
-                parameters=_schema(recipe_parameters),
-                positional=tuple(recipe_parameters),
-                tags=(*definition.tags, *(tag for tag in recipe.tags if tag not in definition.tags)),
-                approval=recipe.approval or definition.approval,
-                timeout=recipe.timeout if recipe.timeout is not None else definition.timeout,
-                stream=definition.stream if recipe.stream is None else recipe.stream,
-                **shared,
+                returns=returns,
+                tags=recipe.tags,
+                approval=recipe.approval,
+                timeout=recipe.timeout,
+                stream=recipe.stream,
             )
         )
     return tools

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
@@ -9,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from carrel.library.names import python_name
 from carrel.library.tools.arguments import expression_error
+from carrel.library.tools.tool import Tool
 from carrel.text import did_you_mean
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -51,6 +53,32 @@ class ToolDefinition(StrictModel):
         if name in RESERVED_NAMES:
             raise ValueError(f"choose another name, because tools.{name} is a function of tools itself")
         return name
+
+    def make_tool(
+        self,
+        word: str,
+        parameters: Mapping[str, Any],
+        *,
+        positional: tuple[str, ...] | None = None,
+        tags: tuple[str, ...] = (),
+        approval: Literal["never", "ask"] | None = None,
+        timeout: float | None = None,
+        stream: bool | None = None,
+        **more: Any,
+    ) -> Tool:
+        """Return a tool below the definition's name, or of that name if `word` is empty.
+
+        What is None is as the definition says; `positional` is then all parameters."""
+        return Tool(
+            name=f"{self.name}.{word}" if word else self.name,
+            parameters=parameters,
+            positional=tuple(parameters["properties"]) if positional is None else positional,
+            tags=tuple(dict.fromkeys((*self.tags, *tags))),
+            approval=approval or self.approval,
+            timeout=self.timeout if timeout is None else timeout,
+            stream=self.stream if stream is None else stream,
+            **more,
+        )
 
 
 class McpDefinition(ToolDefinition):

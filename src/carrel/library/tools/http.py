@@ -287,15 +287,13 @@ class HttpProvider:
     def _make_tool(self, word: str, name: str) -> Tool:
         definition, endpoint = self._definition, self._definition.endpoints[name]
         operation, parameters = make_operation(endpoint)
-        tool = Tool(
-            name=f"{self.name}.{word}",
+        tool = definition.make_tool(
+            word,
+            parameters,
             description=endpoint.description,
-            parameters=parameters,
-            positional=tuple(parameters["properties"]),
-            tags=(*definition.tags, *endpoint.tags),
-            approval=endpoint.approval or definition.approval,
-            timeout=endpoint.timeout or definition.timeout,
-            stream=definition.stream,
+            tags=endpoint.tags,
+            approval=endpoint.approval,
+            timeout=endpoint.timeout,
         )
         self._operations[tool.name] = operation, endpoint.headers
         return tool

@@ -5,7 +5,6 @@ import base64
 import binascii
 import json
 import logging
-import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from carrel.library.tools.definitions import McpDefinition
 from carrel.library.tools.mcp_connection import McpConnection
 from carrel.library.tools.schema_types import LONGEST_NAME, SizeBudget, bounded_schema, truncate
 from carrel.library.tools.secrets import Secrets
-from carrel.library.tools.tool import RETRY_AFTER, SLOW_FAILURE, Tool
+from carrel.library.tools.tool import Tool
 from carrel.processes import OnOutput, run_in_thread
 
 if TYPE_CHECKING:
@@ -132,8 +131,6 @@ class McpProvider:
         self._pinging: asyncio.Task[None] | None = None
         self._tools: list[Tool] = []
         self._remote_names: dict[str, RemoteToolName] = {}
-        self._slow_failure: ToolCallError | None = None
-        self._failed_at = 0.0
         self._must_list = True
         self._is_closed = False
 
@@ -176,16 +173,11 @@ class McpProvider:
         for word, name in python_names(by_name).items():
             entry = by_name[name]
             parameters, remote = with_python_names(bounded_schema(entry.get("inputSchema") or {}, budget))
-            tool = Tool(
-                name=f"{self.name}.{word}",
+            tool = definition.make_tool(
+                word,
+                parameters,
                 description=truncate(str(entry.get("description") or entry.get("title") or "")),
-                parameters=parameters,
                 returns=bounded_schema(entry.get("outputSchema"), budget),
-                positional=tuple(parameters["properties"]),
-                tags=definition.tags,
-                approval=definition.approval,
-                timeout=definition.timeout,
-                stream=definition.stream,
             )
             tools.append(tool)
             names[tool.name] = RemoteToolName(name, remote)
@@ -279,8 +271,6 @@ class McpProvider:
             raise self._closed_error()
         live = self._live()
         if self._opening is None or (self._opening.done() and (live is None or live.is_closed)):
-            if self._slow_failure is not None and time.monotonic() < self._failed_at + RETRY_AFTER:
-                raise self._slow_failure.with_traceback(None)
             self._must_list = True
             self._opening = asyncio.create_task(self._open(), name=f"start of the MCP server {self.name}")
         opening = self._opening
@@ -296,14 +286,7 @@ class McpProvider:
 
     async def _open(self) -> "tuple[McpConnection, Client]":
         connection = McpConnection(self._definition, self._secrets, self._on_tools_changed)
-        started, self._slow_failure = time.monotonic(), None
-        try:
-            return connection, await connection.open()
-        except ToolCallError as error:
-            self._failed_at = time.monotonic()
-            if self._failed_at - started >= SLOW_FAILURE:
-                self._slow_failure = error
-            raise
+        return connection, await connection.open()
 
     def _on_tools_changed(self) -> None:
         self._must_list = True

@@ -405,16 +405,12 @@ class OpenApiProvider:
         operations = _selected(self.name, found.operations, definition.only)
         tools = []
         for word, operation in zip(python_names(operation.name for operation in operations), operations, strict=True):
-            tool = Tool(
-                name=f"{self.name}.{word}",
+            tool = definition.make_tool(
+                word,
+                operation.parameters,
                 description=operation.description,
-                parameters=operation.parameters,
                 returns=operation.returns,
-                positional=tuple(operation.parameters["properties"]),
-                tags=tuple(dict.fromkeys((*definition.tags, *operation.tags))),
-                approval=definition.approval,
-                timeout=definition.timeout,
-                stream=definition.stream,
+                tags=operation.tags,
             )
             self._operations[tool.name] = operation
             tools.append(tool)
