@@ -160,8 +160,10 @@ class ConversationStorage:
         await self._publish(await asyncio.shield(self._write(session, is_new=True)))
         return session
 
-    async def get(self, session_id: str) -> Conversation | None:
-        """The conversation as the log shows it now; None when there is no such session."""
+    async def get(self, session_id: str, *, repair: bool = True) -> Conversation | None:
+        """The conversation as the log shows it now; None when there is no such session.
+
+        Tool calls that nothing will answer any more have an error result, unless `repair` is False."""
         meta = await self._logs.meta(session_id)
         if meta is None:
             return None
@@ -170,6 +172,8 @@ class ConversationStorage:
         state.begin(meta, is_new=False)
         try:
             log = await read_log(self._logs, session_id)
+            if not repair:
+                log = log._replace(repaired=log.raw)
         except SessionNotFound:
             # It was deleted after the metadata was read.
             return None

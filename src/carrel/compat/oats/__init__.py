@@ -1,0 +1,1 @@
+"""The names of oats-coder 1.0.19: `from carrel.compat.oats.session.session import create_session`."""

@@ -1,0 +1,5 @@
+"""The clock of oats."""
+
+from carrel.conversation.models.info import now as utc
+
+__all__ = ["utc"]
