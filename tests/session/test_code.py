@@ -242,9 +242,9 @@ async def test_wrong_arguments_are_errors_in_terms_of_the_call(session: Session,
 async def test_swapped_name_and_data_are_not_saved(session: Session, name: str) -> None:
     result = await session.run(f"artifacts.save({name}, 'report.json')")
     assert result.error_type == "ArtifactNameRefused"
-    assert "artifacts.save(name, data): the name is a text" in (result.error or "")
+    assert "artifacts.save(name, data): the name must be a str" in (result.error or "")
     code = f"try:\n    artifacts.save({name}, 'report.json')\nexcept ArtifactWriteError as e:\n    said = str(e)\nsaid"
-    assert "the name is a text" in (await session.run(code)).value
+    assert "the name must be a str" in (await session.run(code)).value
     assert await session.list_artifacts() == []
 
 
