@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from carrel.execution.config import SubprocessConfig
-from carrel.execution.packed_image import pack_image
+from carrel.execution.docker_engine import pack_image
 from carrel.execution.subprocess_executor import SubprocessExecutor
 
 Measure = Callable[[], Awaitable[float]]

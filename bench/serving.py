@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from carrel.client import AsyncClient, AsyncRemoteSession
-from carrel.execution.packed_image import pack_image
+from carrel.execution.docker_engine import pack_image
 from measure import Line, Scale, in_turn, no_more_than, times_faster
 
 FILES = 2000

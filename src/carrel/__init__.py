@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from carrel.events import Event, EventType, bus
     from carrel.execution.config import ContainerConfig, InProcessConfig, Limits, Mount, SubprocessConfig
     from carrel.execution.container_executor import ContainerExecutor
+    from carrel.execution.docker_engine import pack_image as pack_image
     from carrel.execution.executor import (
         CommandResult,
         ExecutionResult,
@@ -91,7 +92,6 @@ if TYPE_CHECKING:
     from carrel.execution.executor import RunningCommand as RunningCommand
     from carrel.execution.executor import Variable as Variable
     from carrel.execution.in_process import InProcessExecutor
-    from carrel.execution.packed_image import pack_image as pack_image
     from carrel.execution.subprocess_executor import SubprocessExecutor
     from carrel.guest.worker.values import Repr as Repr
     from carrel.home import resolve_carrel_home
@@ -157,7 +157,7 @@ _MODULES = {
     "carrel.execution.executor": """
         CommandResult ExecutionResult Executor FileChange FileEntry FileStat Output RunningCommand Variable""",
     "carrel.execution.in_process": "InProcessExecutor",
-    "carrel.execution.packed_image": "pack_image",
+    "carrel.execution.docker_engine": "pack_image",
     "carrel.execution.subprocess_executor": "SubprocessExecutor",
     "carrel.guest.worker.values": "Repr",
     "carrel.home": "resolve_carrel_home resolve_sessions_dir",

@@ -16,8 +16,8 @@ import pytest
 
 from carrel.execution.async_channel import AsyncChannel, Record
 from carrel.execution.config import SubprocessConfig
-from carrel.execution.init_client import InitClient
-from carrel.execution.output_pipes import Discard, OutputPipe
+from carrel.execution.local_transport import InitClient
+from carrel.execution.output import Discard, OutputPipe
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.guest.channel import ChannelError
 from tests.execution.processes import descriptors, until

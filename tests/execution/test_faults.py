@@ -21,7 +21,7 @@ from carrel.execution import connection
 from carrel.execution.capabilities import probe
 from carrel.execution.config import InProcessConfig, SubprocessConfig
 from carrel.execution.in_process import InProcessExecutor
-from carrel.execution.init_client import InitClient
+from carrel.execution.local_transport import InitClient
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.execution.zygote_client import SpawnFailed, ZygoteKey, Zygotes, shared
 from tests.execution.conftest import Here
@@ -387,17 +387,17 @@ async def test_a_zygote_end_that_was_not_noticed_costs_the_next_start_nothing(
     executor: SubprocessExecutor,
 ) -> None:
     await executor.start()
-    zygote = executor._zygote
+    zygote = executor._connection.transport.zygote
     assert zygote is not None
     zygote._control.socket.shutdown(socket.SHUT_WR)
     async with SubprocessExecutor(executor.config) as other:
         assert (await other.run("2")).value == 2
-        assert other._zygote is not zygote
+        assert other._connection.transport.zygote is not zygote
 
 
 async def test_the_zygote_is_killed_and_the_next_start_makes_a_new_one(executor: SubprocessExecutor) -> None:
     await executor.run("x = 5")
-    zygote = executor._zygote
+    zygote = executor._connection.transport.zygote
     assert zygote is not None
     sessions = descendants(zygote.pid)
     assert sessions
@@ -408,7 +408,7 @@ async def test_the_zygote_is_killed_and_the_next_start_makes_a_new_one(executor:
     assert (await executor.run("1 + 1")).value == 2
     async with SubprocessExecutor(executor.config) as other:
         assert (await other.run("2")).value == 2
-        assert other._zygote is not zygote
+        assert other._connection.transport.zygote is not zygote
 
 
 async def test_an_unused_zygote_is_ended() -> None:

@@ -41,8 +41,8 @@ async def in_a_row(count: int) -> None:
     gc.collect()
     zygote = SubprocessExecutor(config)
     await zygote.start()
-    assert zygote._zygote is not None
-    pid = zygote._zygote.pid
+    assert zygote._connection.transport.zygote is not None
+    pid = zygote._connection.transport.zygote.pid
     await zygote.close()
     # The next place, an init and a worker, may still be in the making: counted half, it would be one more afterwards.
     await until(lambda: len(descendants(pid)) == 2)

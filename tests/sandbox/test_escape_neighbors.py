@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.guest.sandbox import landlock
+from carrel.guest.sandbox import privileges
 from tests.sandbox.attempts import EACCES, ENOENT, EPERM, RAW
 from tests.sandbox.conftest import Host
 from tests.sandbox.host import Session
@@ -98,7 +98,7 @@ def test_shared_memory_and_queues_of_another_session(pair: Pair) -> None:
 def test_abstract_sockets_of_another_session(pair: Pair) -> None:
     first, second = pair
     network = second.value("import os; answer = os.readlink('/proc/self/ns/net')") == os.readlink("/proc/self/ns/net")
-    if network and landlock.version() < 6:
+    if network and privileges.landlock_version() < 6:
         pytest.skip("abstract sockets of a shared network are out of reach from version 6 of Landlock on")
     name = f"carrel-test-{os.getpid()}"
     second.value(f"import socket; server = socket.socket(socket.AF_UNIX); server.bind('\\0{name}'); server.listen()")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from carrel.guest.sandbox import session_start
-from carrel.guest.sandbox.start_report import StartReport, parse_report, read_report
+from carrel.guest.sandbox.spec import StartReport, parse_report, read_report
 
 
 def test_a_report_without_a_reader_is_not_an_error() -> None:

@@ -13,8 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from carrel.execution.docker_engine import connect
-from carrel.execution.packed_image import pack_image
+from carrel.execution.docker_engine import connect, pack_image
 
 IMAGE = "carrel-tests:1"
 _STARTS = 60.0

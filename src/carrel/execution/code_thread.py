@@ -6,6 +6,8 @@ import asyncio
 import builtins
 import contextvars
 import ctypes
+import importlib
+import io
 import itertools
 import os
 import queue
@@ -14,17 +16,17 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
-from carrel.execution import thread_streams
 from carrel.execution.async_channel import Record
 from carrel.execution.host_calls import known_errors
-from carrel.guest.worker import display, tracebacks, values
-from carrel.guest.worker.code_cell import Cell
-from carrel.guest.worker.host_errors import error_class
-from carrel.guest.worker.std_streams import no_input
-from carrel.guest.worker.variables import ListVariables
+from carrel.execution.output import BoundedOutput
+from carrel.guest.worker import cell_output, tracebacks, values
+from carrel.guest.worker.cell_output import NoInput, no_input
+from carrel.guest.worker.code_cell import Cell, ListVariables
+from carrel.guest.worker.host_calls import error_class
 
 Done = Callable[[Record], None]
 _threads = itertools.count(1)
@@ -65,7 +67,7 @@ class CodeThread:
 
     def _display(self, *shown: object) -> None:
         for value in shown:
-            rich = display.bundle(value)
+            rich = cell_output.bundle(value)
             if rich is None:
                 print(value)
             else:
@@ -74,13 +76,13 @@ class CodeThread:
     def reset(self) -> None:
         self.names = self._fresh_names()
 
-    def run(self, code: str | None, sinks: thread_streams.Sinks, done: Done) -> None:
+    def run(self, code: str | None, streams: RunStreams, done: Done) -> None:
         """Have it run, or the variables listed without code. `done` is called in this thread with the record that a
         worker would send."""
         context = contextvars.Context()
         with self._lock:
             self._queued, self._early = True, False
-        self._jobs.put(lambda: context.run(self._cell, code, sinks, done))
+        self._jobs.put(lambda: context.run(self._cell, code, streams, done))
 
     def interrupt(self) -> None:
         with self._lock:
@@ -112,8 +114,8 @@ class CodeThread:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.close()
 
-    def _cell(self, code: str | None, sinks: thread_streams.Sinks, done: Done) -> None:
-        thread_streams.begin(sinks)
+    def _cell(self, code: str | None, streams: RunStreams, done: Done) -> None:
+        _current.set(streams)
         answer: Record = {}
         cpu = time.thread_time()
         self._cells += 1
@@ -129,9 +131,8 @@ class CodeThread:
         answer["display"] = self._shown
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         answer["usage"] = {"cpu_seconds": time.thread_time() - cpu, "max_rss_bytes": peak}
-        thread_streams.mend()
-        for sink in sinks:
-            sink.flush()
+        restore_streams()
+        streams.flush()
         if not self._left:
             done(answer)
 
@@ -146,7 +147,7 @@ class CodeThread:
     def _ran(self, code: str | None, filename: str) -> Record:
         cell: Any = ListVariables(self._own) if code is None else Cell(code, filename)
         value = self._awaited(cell) if cell.is_async else cell.run(self.names)
-        rich = display.bundle(value)
+        rich = cell_output.bundle(value)
         if rich is not None:
             self._shown.append(rich)
         return {"value": values.encode(value)}
@@ -177,7 +178,7 @@ class CodeThread:
 
 
 def _error_record(problem: BaseException) -> Record:
-    """Only the frames of the code: what is above them is this room's."""
+    """Only the frames of the code, without those of this package above them."""
     trace = problem.__traceback__
     while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
         trace = trace.tb_next
@@ -189,3 +190,130 @@ def _error_record(problem: BaseException) -> Record:
 
 def _nothing() -> None:
     """Having been called is all."""
+
+
+# --- standard streams -----------------------------------------------------------------------------------------------
+
+
+class _Sink(io.RawIOBase):
+    """The end of a run's stream: what is written there is added to the run's output."""
+
+    def __init__(self, to: BoundedOutput, descriptor: Callable[[], int]) -> None:
+        self._to = to
+        self._descriptor = descriptor
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._to.add(bytes(data))
+        return len(data)
+
+    def fileno(self) -> int:
+        """The program's own: child processes write there."""
+        return self._descriptor()
+
+
+class _NoInput(NoInput):
+    """What is typed is for the program, and not for code that runs in it."""
+
+    def fileno(self) -> int:
+        raise io.UnsupportedOperation("code here has no standard input")
+
+
+class RunStreams:
+    """The standard streams of one run. Whole lines are handed on, so that no output of handlers comes in between."""
+
+    def __init__(self, stdout: BoundedOutput, stderr: BoundedOutput) -> None:
+        self.by_name: dict[str, Any] = {"stdin": _NoInput()}
+        for name, output in (("stdout", stdout), ("stderr", stderr)):
+            sink: Any = _Sink(output, lambda name=name: _routed[name].original.fileno())  # type: ignore[misc]
+            self.by_name[name] = io.TextIOWrapper(sink, "utf-8", "backslashreplace", line_buffering=True)
+
+    def flush(self) -> None:
+        for name in ("stdout", "stderr"):
+            with suppress(ValueError):  # closed by the code
+                self.by_name[name].flush()
+
+
+_current: contextvars.ContextVar[RunStreams | None] = contextvars.ContextVar("carrel_run_streams", default=None)
+_streams_lock = threading.Lock()
+_stream_users = 0
+_routed: dict[str, RoutedStream] = {}
+
+
+class RoutedStream:
+    """In the place of `sys.stdin`, `sys.stdout` or `sys.stderr`: the stream of the run that the caller belongs to, and
+    for all other code the program's own."""
+
+    def __init__(self, name: str, original: Any) -> None:
+        self.name_in_sys, self.original = name, original
+
+    def __getattr__(self, attribute: str) -> Any:
+        run = _current.get()
+        return getattr(self.original if run is None else run.by_name[self.name_in_sys], attribute)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.readline, "")
+
+
+def use_streams() -> None:
+    """Route the standard streams; each `use_streams` needs its `leave_streams`."""
+    global _stream_users
+    with _streams_lock:
+        _stream_users += 1
+    renew_streams()
+
+
+def renew_streams() -> None:
+    """Before a run: where the program has put other streams in place since, route those."""
+    with _streams_lock:
+        for name in ("stdin", "stdout", "stderr"):
+            now = getattr(sys, name)
+            if _stream_users and now is not None and not isinstance(now, RoutedStream):
+                _routed[name] = RoutedStream(name, now)
+                setattr(sys, name, _routed[name])
+
+
+def restore_streams() -> None:
+    """After a run, which may have put its own streams in place of the routed ones."""
+    with _streams_lock:
+        for name, stream in _routed.items():
+            setattr(sys, name, stream)
+
+
+def leave_streams() -> None:
+    """The last user puts back what was there, unless something else was put there meanwhile."""
+    global _stream_users
+    with _streams_lock:
+        _stream_users -= 1
+        if _stream_users == 0:
+            for name, stream in _routed.items():
+                if getattr(sys, name) is stream:
+                    setattr(sys, name, stream.original)
+            _routed.clear()
+
+
+# --- import path ----------------------------------------------------------------------------------------------------
+
+_folders_lock = threading.Lock()
+_folder_users: dict[str, int] = {}
+
+
+def add_import_folder(folder: str) -> None:
+    """Put a folder last on this process's import path; each call needs its `remove_import_folder`."""
+    with _folders_lock:
+        _folder_users[folder] = _folder_users.get(folder, 0) + 1
+        if folder not in sys.path:
+            sys.path.append(folder)
+            tracebacks.hide_folder(folder)
+        importlib.invalidate_caches()
+
+
+def remove_import_folder(folder: str) -> None:
+    with _folders_lock:
+        _folder_users[folder] -= 1
+        if _folder_users[folder] == 0:
+            del _folder_users[folder]
+            if folder in sys.path:
+                sys.path.remove(folder)

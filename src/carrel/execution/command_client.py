@@ -9,7 +9,7 @@ import asyncio
 import errno
 import json
 import struct
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from carrel.guest.channel import MAX_RECORD, encode_record
@@ -194,38 +194,6 @@ class CommandClient(asyncio.Protocol):
         request = self._requests.get(int.from_bytes(body[1:5], "big"))
         if request is not None and len(body) > 5:
             request.take_piece(body[0], body[5:])
-
-
-class CommandServers:
-    """The command servers of one session: one for each user, started with the first request that needs it."""
-
-    def __init__(self, start: Callable[[str], Coroutine[Any, Any, CommandClient]]) -> None:
-        self._start = start
-        self._starting: dict[str, asyncio.Task[CommandClient]] = {}
-        self._closed = False
-
-    async def get(self, user: str) -> CommandClient:
-        """The connection to the server of this user; raises what starting it raises."""
-        if self._closed:
-            raise CommandServerGone()
-        starting = self._starting.get(user)
-        if starting is None or (starting.done() and (starting.exception() or starting.result().closed)):
-            starting = self._starting[user] = asyncio.get_running_loop().create_task(self._start(user))
-        client = await asyncio.shield(starting)
-        if self._closed:
-            client.close()
-        return client
-
-    def clients(self) -> list[CommandClient]:
-        """Those that are connected."""
-        done = [starting for starting in self._starting.values() if starting.done() and not starting.cancelled()]
-        return [starting.result() for starting in done if starting.exception() is None]
-
-    def close(self) -> None:
-        """End all of them."""
-        self._closed = True
-        for client in self.clients():
-            client.close()
 
 
 def error_of(record: Record) -> Exception | None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from carrel.errors import ConfigurationError, ExecutorClosed, WorkerLost
-from carrel.execution import arguments, file_changes
+from carrel.execution import file_changes
 from carrel.execution.command_client import CommandClient, CommandRequest, CommandServerGone, OnPiece, Record, error_of
+from carrel.execution.config import is_seconds
 from carrel.execution.executor import (
     CommandResult,
     FileChange,
@@ -25,6 +27,7 @@ from carrel.execution.executor import (
 from carrel.execution.file_changes import Seen, Tree
 from carrel.execution.output import BoundedOutput
 from carrel.guest.worker.commands import STDOUT
+from carrel.guest.worker.values import safe_repr
 
 LARGEST_FILE = 2 * 1024 * 1024 * 1024
 """Bytes of a file that are read: code of the session could make one that never ends."""
@@ -40,8 +43,8 @@ _DECODER = codecs.getincrementaldecoder("utf-8")
 class CommandsAndFiles(ABC):
     """The methods of `Executor` for commands and files. The kinds differ in how they reach a command server."""
 
-    def __init__(self) -> None:
-        self._before: file_changes.Before = file_changes.Empty()
+    _before: file_changes.Before = file_changes.Empty()
+    """The workspace at the start."""
 
     @abstractmethod
     async def _command_client(self, user: str) -> CommandClient:
@@ -74,17 +77,17 @@ class CommandsAndFiles(ABC):
         on_output: OnOutput | None = None,
         keep_background: bool = True,
     ) -> CommandResult:
-        seconds = arguments.seconds(timeout)
+        seconds = time_limit(timeout)
         record = {
             "op": "command",
-            "command": arguments.command_words(command),
+            "command": command_words(command),
             "timeout": seconds,
-            "cwd": None if cwd is None else arguments.path_text(cwd, "cwd"),
-            "env": self._command_environment(arguments.variables(env)),
+            "cwd": None if cwd is None else path_text(cwd, "cwd"),
+            "env": self._command_environment(environment_variables(env)),
             "stdin": stdin is not None,
             "keep_background": keep_background,
         }
-        content = None if stdin is None else arguments.content_bytes(stdin, "stdin")
+        content = None if stdin is None else content_bytes(stdin, "stdin")
         client = await self._command_client(_user(user))
         output = CommandOutput(self._output_limit(), on_output, text=text)
         request = client.begin(record, on_piece=output.add)
@@ -127,7 +130,7 @@ class CommandsAndFiles(ABC):
         return sorted(found, key=lambda command: command.started)
 
     async def kill(self, pid: int) -> bool:
-        answer = await self._request({"op": "kill", "pid": arguments.whole_number(pid, "pid")})
+        answer = await self._request({"op": "kill", "pid": whole_number(pid, "pid")})
         return answer.get("killed") is True
 
     # --- files ------------------------------------------------------------------------------------------------------
@@ -141,46 +144,46 @@ class CommandsAndFiles(ABC):
                 request.cancel()
 
         client = await self._command_client("agent")
-        request = client.begin({"op": "read", "path": arguments.path_text(path)}, on_piece=add)
+        request = client.begin({"op": "read", "path": path_text(path)}, on_piece=add)
         await self._answer_of(client, request)
         if len(content) > LARGEST_FILE:
             raise ValueError(f"{path} has more than {LARGEST_FILE >> 30} GiB; read it in parts, by code or a command")
         return bytes(content)
 
     async def write_file(self, path: FilePath, data: bytes | str) -> None:
-        record = {"op": "write", "path": arguments.path_text(path)}
-        content = arguments.content_bytes(data)
+        record = {"op": "write", "path": path_text(path)}
+        content = content_bytes(data)
         client = await self._command_client("agent")
         await self._answer_of(client, client.begin(record), content)
 
     async def list_files(self, path: FilePath = ".") -> list[FileEntry]:
-        return [_file_entry(entry) for entry in await self._list(arguments.path_text(path))]
+        return [_file_entry(entry) for entry in await self._list(path_text(path))]
 
     async def stat(self, path: FilePath) -> FileStat:
-        entry = await self._request({"op": "stat", "path": arguments.path_text(path)})
+        entry = await self._request({"op": "stat", "path": path_text(path)})
         _check_entry(entry)
         about = _file_entry(entry)
         times = float(entry["mtime"]), str(entry.get("target", ""))
         return FileStat(about.name, about.kind, about.size, int(entry["mode"]), *times)
 
     async def exists(self, path: FilePath) -> bool:
-        return (await self._request({"op": "exists", "path": arguments.path_text(path)})).get("exists") is True
+        return (await self._request({"op": "exists", "path": path_text(path)})).get("exists") is True
 
     async def make_dir(self, path: FilePath) -> None:
-        await self._request({"op": "make_dir", "path": arguments.path_text(path)})
+        await self._request({"op": "make_dir", "path": path_text(path)})
 
     async def remove(self, path: FilePath, *, recursive: bool = False) -> None:
-        await self._request({"op": "remove", "path": arguments.path_text(path), "recursive": recursive})
+        await self._request({"op": "remove", "path": path_text(path), "recursive": recursive})
 
     async def move(self, path: FilePath, to: FilePath) -> None:
-        await self._request({"op": "move", "path": arguments.path_text(path), "to": arguments.path_text(to, "to")})
+        await self._request({"op": "move", "path": path_text(path), "to": path_text(to, "to")})
 
     async def realpath(self, path: FilePath) -> str:
-        return str((await self._request({"op": "realpath", "path": arguments.path_text(path)})).get("path"))
+        return str((await self._request({"op": "realpath", "path": path_text(path)})).get("path"))
 
     async def str_replace(self, path: FilePath, old: str, new: str) -> None:
-        texts = {"old": arguments.text(old, "old"), "new": arguments.text(new, "new")}
-        await self._request({"op": "str_replace", "path": arguments.path_text(path), **texts})
+        texts = {"old": checked_text(old, "old"), "new": checked_text(new, "new")}
+        await self._request({"op": "str_replace", "path": path_text(path), **texts})
 
     # --- changes ----------------------------------------------------------------------------------------------------
 
@@ -336,3 +339,74 @@ def _check_entry(entry: Any) -> None:
         or type(entry.get("mtime")) not in (int, float)
     ):
         raise WorkerLost("the session's command server did not list files as it should")
+
+
+# --- arguments ------------------------------------------------------------------------------------------------------
+
+
+def path_text(path: object, name: str = "path") -> str:
+    if isinstance(path, str):
+        return path
+    if isinstance(path, bytes | os.PathLike):
+        return os.fsdecode(path)
+    raise TypeError(f"{name} is a text (str) or a path, and this is {_shown(path)}")
+
+
+def content_bytes(data: object, name: str = "data") -> bytes:
+    if isinstance(data, str):
+        return data.encode("utf-8")
+    if isinstance(data, bytes):
+        return data
+    if isinstance(data, bytearray | memoryview):
+        return bytes(data)
+    raise TypeError(f"{name} is a text (str) or bytes, and this is {_shown(data)}")
+
+
+def checked_text(given: object, name: str) -> str:
+    if isinstance(given, str):
+        return given
+    raise TypeError(f"{name} is a text (str), and this is {_shown(given)}")
+
+
+def whole_number(given: object, name: str) -> int:
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given
+    raise TypeError(f"{name} is a whole number, and this is {_shown(given)}")
+
+
+def command_words(command: object) -> str | list[str]:
+    """A text is for a shell; a list is a program and its arguments."""
+    if isinstance(command, str):
+        return command
+    if not isinstance(command, Sequence) or isinstance(command, bytes | bytearray | memoryview):
+        raise TypeError(f"command is a text for a shell (str) or a list of words, and this is {_shown(command)}")
+    if not command:
+        raise ValueError("command is an empty list; its first word is the program")
+    return [_word(word, "a word of the command") for word in command]
+
+
+def time_limit(timeout: object) -> float | None:
+    """None for no limit."""
+    if timeout is None:
+        return None
+    if not is_seconds(timeout):
+        raise TypeError(f"timeout is a number of seconds, or None for no limit, and this is {_shown(timeout)}")
+    number = float(timeout)  # type: ignore[arg-type]
+    return None if number == float("inf") else max(number, 0.0)
+
+
+def environment_variables(env: object) -> dict[str, str]:
+    if env is None:
+        return {}
+    if not isinstance(env, Mapping):
+        raise TypeError(f"env is a dict of texts by name, and this is {_shown(env)}")
+    return {checked_text(name, "a name in env"): _word(value, f"env[{name!r}]") for name, value in env.items()}
+
+
+def _word(word: Any, name: str) -> str:
+    """Numbers are written as Python does."""
+    return str(word) if isinstance(word, int | float) else path_text(word, name)
+
+
+def _shown(given: object) -> str:
+    return f"{safe_repr(given, 60)}, {type(given).__name__}" if given is not None else "None"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from carrel.errors import ExecutionError
 from carrel.execution.async_channel import Record
-from carrel.execution.command_client import CommandClient, CommandServers
+from carrel.execution.command_client import CommandClient, CommandServerGone
 from carrel.execution.executor import Executor, Handler, RunClock
 from carrel.execution.host_calls import Calls
 from carrel.execution.results import Ending, WorkerDied
@@ -358,10 +358,7 @@ class WorkerConnection(Generic[T]):
         changed, self._changed = self._changed, False
         if await self._restore_snapshot():
             if changed:
-                reason = (
-                    "the session's Python ended after the run before this one, whose changes to the variables are gone"
-                )
-                return Recovery("restored", reason, changes_lost=True)
+                return Recovery("restored", _CHANGES_LOST, changes_lost=True)
             return Recovery("restored", "the variables are as they were before this run")
         reason = self.no_snapshot_reason
         return Recovery("lost" if fresh and await self._restart_worker() else "gone", reason)
@@ -405,6 +402,38 @@ class WorkerConnection(Generic[T]):
         self.on_end("the session was closed")
         self.end_run()
         await self.transport.close()
+
+
+class CommandServers:
+    """The command servers of one session: one for each user, started with the first request that needs it."""
+
+    def __init__(self, start: Callable[[str], Coroutine[Any, Any, CommandClient]]) -> None:
+        self._start = start
+        self._starting: dict[str, asyncio.Task[CommandClient]] = {}
+        self._closed = False
+
+    async def get(self, user: str) -> CommandClient:
+        """The connection to the server of this user; raises what starting it raises."""
+        if self._closed:
+            raise CommandServerGone()
+        starting = self._starting.get(user)
+        if starting is None or (starting.done() and (starting.exception() or starting.result().closed)):
+            starting = self._starting[user] = asyncio.get_running_loop().create_task(self._start(user))
+        client = await asyncio.shield(starting)
+        if self._closed:
+            client.close()
+        return client
+
+    def clients(self) -> list[CommandClient]:
+        """Those that are connected."""
+        done = [starting for starting in self._starting.values() if starting.done() and not starting.cancelled()]
+        return [starting.result() for starting in done if starting.exception() is None]
+
+    def close(self) -> None:
+        """End all of them."""
+        self._closed = True
+        for client in self.clients():
+            client.close()
 
 
 def fail(answer: asyncio.Future[Any], problem: WorkerDied) -> None:

@@ -19,13 +19,12 @@ from carrel.execution.commands_and_files import list_entries, tree_of
 from carrel.execution.config import ContainerConfig, Mount, path_of, settings_of
 from carrel.execution.connection import SpawnFailed, WorkerConnection
 from carrel.execution.container_transport import PACKAGES, ContainerTransport
-from carrel.execution.docker_engine import LABEL, Engine, connect
+from carrel.execution.docker_engine import LABEL, Engine, connect, default_tag
 from carrel.execution.environments import NEUTRAL, Environment, has_installer
 from carrel.execution.executor import Handler, Moment
 from carrel.execution.file_changes import Tree, seen_below
 from carrel.execution.host_calls import known_errors
 from carrel.execution.packages import MARK, Packages, found_in_names, made_ready
-from carrel.execution.packed_image import default_tag
 from carrel.execution.worker_executor import WorkerExecutor
 
 PROGRAM = "/opt/carrel"

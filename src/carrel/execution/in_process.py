@@ -13,12 +13,21 @@ from types import TracebackType
 from typing import Any, Self
 
 from carrel.errors import CarrelError, ConfigurationError, ExecutorClosed, ForkRefused
-from carrel.execution import file_changes, import_paths, temp_dirs, thread_streams
+from carrel.execution import file_changes, temp_dirs
 from carrel.execution.async_channel import Record
-from carrel.execution.code_thread import CodeThread
-from carrel.execution.command_client import CommandClient, CommandServerGone, CommandServers
+from carrel.execution.code_thread import (
+    CodeThread,
+    RunStreams,
+    add_import_folder,
+    leave_streams,
+    remove_import_folder,
+    renew_streams,
+    use_streams,
+)
+from carrel.execution.command_client import CommandClient, CommandServerGone
 from carrel.execution.commands_and_files import CommandsAndFiles
 from carrel.execution.config import InProcessConfig, settings_of
+from carrel.execution.connection import CommandServers
 from carrel.execution.environments import has_installer
 from carrel.execution.executor import CallContext, ExecutionResult, Handler, Moment, Output, Variable, current_call
 from carrel.execution.host_calls import error_record, handler_for, whole
@@ -27,6 +36,7 @@ from carrel.execution.packages import Packages, in_process_packages
 from carrel.execution.results import (
     LIST_VARIABLES,
     RunTimer,
+    Turn,
     closed_result,
     encode_variables,
     failed_result,
@@ -35,11 +45,9 @@ from carrel.execution.results import (
     stopped,
     variables_of,
 )
-from carrel.execution.turns import Turn
 from carrel.guest.worker import values
 from carrel.guest.worker.command_server import CommandServer
-from carrel.guest.worker.host_calls import encode_arguments
-from carrel.guest.worker.host_errors import error_from_record
+from carrel.guest.worker.host_calls import encode_arguments, error_from_record
 from carrel.guest.worker.namespaces import namespaces
 
 _ONE_PROCESS = "code that runs in the host's own process cannot be forked apart from it; use a subprocess"
@@ -56,7 +64,6 @@ class InProcessExecutor(CommandsAndFiles):
     """
 
     def __init__(self, config: InProcessConfig | None = None, *, handlers: dict[str, Handler] | None = None) -> None:
-        super().__init__()
         self.config = settings_of(self, InProcessConfig, config)
         self.handlers: dict[str, Handler] = handlers if handlers is not None else {}
         self._turn = asyncio.Lock()
@@ -102,7 +109,7 @@ class InProcessExecutor(CommandsAndFiles):
                     raise ExecutorClosed("this executor was closed while it started")
             else:
                 self._home = self._own_home = temp_dirs.new_folder("workspace")
-            thread_streams.use()
+            use_streams()
             self._thread = self._new_thread()
         return self._thread
 
@@ -117,7 +124,7 @@ class InProcessExecutor(CommandsAndFiles):
                 raise ExecutorClosed("this executor is closed; make another")
             if self._packages is None:
                 self._packages = await in_process_packages(self.config)
-                import_paths.use(str(self._packages.added))
+                add_import_folder(str(self._packages.added))
             return self._packages
 
     def _new_thread(self) -> CodeThread:
@@ -134,7 +141,7 @@ class InProcessExecutor(CommandsAndFiles):
         async with self._making:
             packages, self._packages = self._packages, None
         if packages is not None:
-            import_paths.leave(str(packages.added))
+            remove_import_folder(str(packages.added))
             await packages.give_back()
 
     async def _end(self, thread: CodeThread) -> None:
@@ -146,7 +153,7 @@ class InProcessExecutor(CommandsAndFiles):
         self._servers.close()
         for server in self._command_servers:
             await asyncio.to_thread(server.kill_all)
-        thread_streams.leave()
+        leave_streams()
         if self._own_home is not None:
             await asyncio.to_thread(temp_dirs.remove, self._own_home)
 
@@ -207,9 +214,9 @@ class InProcessExecutor(CommandsAndFiles):
             self._timer = timer = RunTimer(_Thread(self._interrupt_thread, self._leave_thread), self.config.grace)
             self._stdout = stdout
             began = time.perf_counter()
-            thread_streams.renew()
-            sinks = thread_streams.Lines(stdout), thread_streams.Lines(stderr)
-            thread.run(None if variables else code, sinks, _delivery(self._loop, answer))
+            renew_streams()
+            streams = RunStreams(stdout, stderr)
+            thread.run(None if variables else code, streams, _delivery(self._loop, answer))
             if seconds is not None:
                 timer.start(seconds)
             record = await turn.finish(self._end_of_run(answer, timer), lambda: timer.stop("cancelled"))
@@ -218,8 +225,7 @@ class InProcessExecutor(CommandsAndFiles):
                 result = stopped(result, timer, seconds)
             if record.get("lost"):
                 result.state, result.state_reason = "lost", str(record["lost"])
-            for sink in sinks:
-                sink.flush()  # of code that was left behind
+            streams.flush()  # of code that was left behind
             result.stdout, result.stderr = stdout.text(), stderr.text()
             result.duration = time.perf_counter() - began
             return result

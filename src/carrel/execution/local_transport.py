@@ -1,4 +1,4 @@
-"""A session on this machine: a socket to the worker, two output pipes, the snapshot, and init."""
+"""A session on this machine: a socket to the worker, two output pipes, the snapshot, and a socket to init."""
 
 from __future__ import annotations
 
@@ -12,21 +12,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from carrel.errors import ConfigurationError, ForkRefused
+from carrel.errors import ConfigurationError
 from carrel.execution.async_channel import AsyncChannel, Record
 from carrel.execution.command_client import CommandClient
 from carrel.execution.connection import READY, Sink, SpawnFailed, TransportListener, WorkerConnection
-from carrel.execution.executor import Handler
-from carrel.execution.init_client import InitClient
-from carrel.execution.output_pipes import Discard, OutputPipe, refuse_the_last
+from carrel.execution.output import Discard, OutputPipe, refuse_the_last
 from carrel.execution.results import Ending, WorkerDied, ending_of
 from carrel.execution.zygote_client import ZygoteClient
 from carrel.guest.channel import ChannelError
 from carrel.guest.processes import is_descendant, numbers_of
 from carrel.guest.sandbox.cgroups import hierarchies
 
-_SETTLE_TIME = 2.0
-"""Seconds that a worker has to finish a fork that was given up."""
 _USUAL_ENDS = ("the channel was closed", "the channel is broken: Connection reset by peer")
 
 
@@ -35,8 +31,11 @@ class LocalTransport:
 
     listener: TransportListener
 
-    def __init__(self) -> None:
+    def __init__(self, zygote: ZygoteClient) -> None:
+        """`zygote` has counted this session in, and is released at its end."""
         self._loop = asyncio.get_running_loop()
+        self.zygote = zygote
+        self._closed = False
         self.stdout = OutputPipe()
         try:
             refuse_the_last(self.stdout.write_end)
@@ -62,7 +61,7 @@ class LocalTransport:
 
     # --- start ------------------------------------------------------------------------------------------------------
 
-    async def open(self, zygote: ZygoteClient, settings: dict[str, Any], private: dict[str, Any]) -> None:
+    async def open(self, settings: dict[str, Any], private: dict[str, Any]) -> None:
         """Have the zygote start it; SpawnFailed leaves nothing behind. Only its init and worker get `private`."""
         channel, theirs = socket.socketpair()
         control, init = socket.socketpair()
@@ -72,7 +71,7 @@ class LocalTransport:
             assert self.init is not None
             # First, so that init need not wait; and not through the zygote, whose memory later sessions start with.
             self.init.send({"op": "begin", "settings": private})
-            spawned = await asyncio.wrap_future(zygote.spawn(settings, fds))
+            spawned = await asyncio.wrap_future(self.zygote.spawn(settings, fds))
         finally:
             theirs.close()
             init.close()
@@ -141,10 +140,6 @@ class LocalTransport:
         elif number == signal.SIGKILL and self.init is not None:
             self.init.kill()
 
-    def continue_worker(self) -> None:
-        """Let the worker go on, if a signal has stopped it."""
-        self.signal(signal.SIGCONT)
-
     def continue_stopped(self, servers: Sequence[CommandClient], *, kill: bool) -> None:
         if self.init is None:
             return
@@ -183,8 +178,7 @@ class LocalTransport:
     # --- commands ---------------------------------------------------------------------------------------------------
 
     async def start_command_server(self, user: str) -> CommandClient:
-        if self.init is None:
-            raise WorkerDied("the session has not been started")
+        assert self.init is not None
         for gone in [client for client in self._servers if client.closed]:
             os.close(self._servers.pop(gone)[1])
         ours, theirs = socket.socketpair()
@@ -202,7 +196,7 @@ class LocalTransport:
         finally:
             theirs.close()
         client = CommandClient(lambda: self.kill_server(client))
-        self._servers[client] = answer["pid"], answer["pidfd"]
+        self._servers[client] = answer["pid"], answer["fd"]
         ours.setblocking(False)
         await self._loop.create_connection(lambda: client, sock=ours)
         return client
@@ -304,7 +298,7 @@ class LocalTransport:
         self._snapshot = None
         self._channel = self._new_channel(channel)
         self._watch_worker(pidfd, pid)
-        self.continue_worker()  # It may have been stopped together with the worker.
+        self.signal(signal.SIGCONT)  # It may have been stopped together with the worker.
         self._channel.send({"op": "wake"})
 
     def abandon_worker(self) -> None:
@@ -337,9 +331,8 @@ class LocalTransport:
 
     async def overlay_folder(self) -> int:
         """A descriptor of the folder with what was changed in an overlaid workspace; the caller closes it."""
-        if self.init is None:
-            raise WorkerDied("the session has not been started")
-        return int((await self.init.request({"op": "upper"}, []))["folder"])
+        assert self.init is not None
+        return int((await self.init.request({"op": "upper"}, []))["fd"])
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -372,75 +365,149 @@ class LocalTransport:
         self.stdout.close()
         self.stderr.close()
         self._discard.close()
+        if not self._closed:
+            self._closed = True
+            self.zygote.release()
 
 
 LocalConnection = WorkerConnection[LocalTransport]
 
 
-async def fork_connection(
-    parent: LocalConnection, handlers: dict[str, Handler], *, as_checkpoint: bool = False
-) -> LocalConnection:
-    """Another session with the same variables and files; after ForkRefused nothing has changed.
+# --- init -----------------------------------------------------------------------------------------------------------
 
-    A worker that does not answer is ended, and WorkerDied raised. A fork for a checkpoint is there only to be forked
-    itself: it keeps no snapshot, and no other process can look into it."""
-    transport = parent.transport
-    if transport.init is None:
-        raise ForkRefused("the session has not been started")
-    control, init = socket.socketpair()
-    channel, theirs = socket.socketpair()
-    new = LocalTransport()
-    child = WorkerConnection(new, handlers)
-    answer: asyncio.Future[Record] | None = None
-    new.memory_kills = transport.memory_kills.shared()
-    try:
-        new.connect(channel, control)
-        # Init builds the file system while the worker forks; the first to finish waits for the other.
-        preparing = transport.init.request({"op": "fork"}, [init.fileno()])
-        fds = [theirs.fileno(), new.stdout.write_end, new.stderr.write_end]
-        answer = parent.request({"op": "fork", "asleep": as_checkpoint}, fds=fds)
-        # Copying many files takes init as long as it takes; once they are there, the worker has nothing to wait for.
-        await asyncio.wait([answer, preparing], return_when=asyncio.FIRST_COMPLETED)
-        async with asyncio.timeout(None if answer.done() else READY):
-            forked = await asyncio.shield(answer)
-        prepared = await preparing
-        if prepared.get("op") != "fork_ready":
-            raise ForkRefused(f"a live fork was refused: {prepared.get('message')}")
-        transport.init.has_forked = True
-        if "refused" in forked or forked.get("error"):
-            raise ForkRefused(f"a live fork was refused: {forked.get('refused') or forked.get('error')}")
-        theirs.close()
-        new.stdout.handed_over()
-        new.stderr.handed_over()
-        await child.wait_ready("start the fork")
-    except BaseException as problem:
-        # Its end of the channel is seen once this process has closed its copies.
-        init.close()
-        theirs.close()
-        await child.close()
-        if isinstance(problem, TimeoutError):
-            # Otherwise it would fork at the next request.
-            parent.kill(f"it did not answer within {READY:.0f} seconds")
-        if answer is not None and not answer.done():
-            # After a cancellation the worker is still forking: it would take the next fork's file system.
-            await asyncio.wait([answer], timeout=_SETTLE_TIME)
-        if isinstance(problem, TimeoutError):
-            raise WorkerDied("it did not answer a request to fork") from None
-        if isinstance(problem, SpawnFailed):
-            raise ForkRefused(f"a live fork failed: {problem}") from None
-        raise
-    finally:
-        init.close()
-        theirs.close()
-    return child
+STATUS = 1.0
+"""Seconds within which init must have reported how a dead worker ended."""
+_MOST_STATUSES = 256
+
+
+class InitClient:
+    """Calls `worker` with a pidfd and a number for each worker that init starts, and `ended` when init is gone."""
+
+    def __init__(self, end: socket.socket, worker: Callable[[int, int], None], ended: Callable[[str], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._worker = worker
+        self._report_end = ended
+        self._number = 0
+        self._requests: dict[int, asyncio.Future[Record]] = {}
+        self._statuses: dict[int, int] = {}
+        self._changed = asyncio.Event()
+        self._gone = asyncio.Event()
+        self._pidfd = -1
+        self.pid = 0
+        self.has_forked = False
+        """Whether forks came from here: init then stays for them after this session has ended."""
+        self._channel = AsyncChannel(end, self._on_record, self._on_end)
+
+    @property
+    def alive(self) -> bool:
+        return not self._channel.closed
+
+    def watch(self, pid: int) -> None:
+        """Set its number, where this process started it; ProcessLookupError when it has ended already."""
+        self.pid = pid
+        self._pidfd = os.pidfd_open(pid)
+
+    def send(self, record: Record, fds: Sequence[int] = ()) -> None:
+        self._channel.send(record, fds)
+
+    def request(self, record: Record, fds: Sequence[int]) -> asyncio.Future[Record]:
+        """Send a request; the future has its answer, or WorkerDied when init is gone."""
+        answer: asyncio.Future[Record] = self._loop.create_future()
+        answer.add_done_callback(_mark_retrieved)  # the caller may not wait for it any more
+        if not self.alive:
+            answer.set_exception(WorkerDied("the session's first process is gone"))
+            return answer
+        self._number += 1
+        self._requests[self._number] = answer
+        self._channel.send({**record, "id": self._number}, fds)
+        return answer
+
+    async def status_of(self, worker: int) -> int | None:
+        """How a worker ended, as wait tells it; None when that is not known."""
+        end = self._loop.time() + STATUS
+        while self.alive and worker not in self._statuses and (left := end - self._loop.time()) > 0:
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
+            except TimeoutError:
+                break
+        return self._statuses.pop(worker, None)
+
+    def _on_record(self, record: Record, fds: list[int]) -> None:
+        operation = record.get("op")
+        if operation == "worker" and len(fds) == 1:
+            # The number in init's namespace, by which it reports the end too; a fork's first worker sees another one.
+            self._worker(fds.pop(), record["pid"])
+        elif operation == "exited":
+            self._statuses[record["pid"]] = record["status"]
+            if len(self._statuses) > _MOST_STATUSES:
+                # Code can report any number of its own processes as workers, and end them.
+                del self._statuses[next(iter(self._statuses))]
+            self._changed.set()
+        elif operation in ("fork_ready", "fork_failed", "upper", "serving", "serve_failed"):
+            answer = self._requests.pop(record.get("id", 0), None)
+            if answer is not None and not answer.done():
+                answer.set_result({**record, "fd": fds.pop() if fds else -1})
+        for descriptor in fds:
+            os.close(descriptor)
+
+    def _on_end(self, reason: str) -> None:
+        self._changed.set()
+        self._gone.set()
+        for answer in self._requests.values():
+            if not answer.done():
+                answer.set_exception(WorkerDied("the session's first process is gone"))
+        self._requests.clear()
+        self._report_end(reason)
+
+    async def wait_gone(self, worker: int) -> None:
+        """Init ends last. Where it stays for forks, or its number is not known, the worker's pidfd is watched."""
+        watched = self._pidfd
+        if watched < 0 or self.has_forked:
+            watched = worker
+            if self.alive:
+                await self._gone.wait()
+        if watched < 0:
+            return
+        gone = asyncio.Event()
+        self._loop.add_reader(watched, gone.set)
+        try:
+            await gone.wait()
+        finally:
+            self._loop.remove_reader(watched)
+
+    def wake_up(self) -> None:
+        """Continue it, if it was stopped: without a namespace of its own it can be."""
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it with all that is in the session, unless forks live below it: then its closed line has to do."""
+        if not self.has_forked:
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if self._pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def close(self) -> None:
+        self._channel.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+def _mark_retrieved(answer: asyncio.Future[Record]) -> None:
+    if not answer.cancelled():
+        answer.exception()
 
 
 class MemoryKills:
     """How often the kernel has killed something in a session's cgroup because memory ran out.
 
     The kernel's count only grows, so it is read when a request starts and compared later. A session and its forks have
-    one cgroup.
-    """
+    one cgroup."""
 
     def __init__(self, file: int = -1) -> None:
         self._file = file
@@ -449,19 +516,16 @@ class MemoryKills:
     @classmethod
     def of(cls, init: int) -> MemoryKills:
         """Of the session with this first process; one that counts nothing where there is no memory cgroup."""
-        tree = hierarchies().get("memory")
-        try:
-            rows = Path(f"/proc/{init}/cgroup").read_text(encoding="utf-8").splitlines()
-        except OSError:
-            rows = []
-        for row in rows if tree is not None else []:
-            _, controllers, path = row.split(":", 2)
-            if tree is None or not (controllers == "" or "memory" in controllers.split(",")):
-                continue
-            for name in ("memory.events", "memory.oom_control"):
-                file = Path(tree.folder) / Path(path).name / name
-                if file.exists():
-                    return cls(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
+        hierarchy = hierarchies().get("memory")
+        rows: list[str] = []
+        if hierarchy is not None:
+            with suppress(OSError):
+                rows = Path(f"/proc/{init}/cgroup").read_text(encoding="utf-8").splitlines()
+        for _, controllers, path in (row.split(":", 2) for row in rows):
+            if hierarchy is not None and ("" in (names := controllers.split(",")) or "memory" in names):
+                for name in ("memory.events", "memory.oom_control"):
+                    with suppress(FileNotFoundError):
+                        return cls(os.open(Path(hierarchy.folder) / Path(path).name / name, os.O_RDONLY | os.O_CLOEXEC))
         return cls()
 
     def shared(self) -> MemoryKills:
@@ -475,12 +539,9 @@ class MemoryKills:
         return self._count() > self._before
 
     def _count(self) -> int:
-        if self._file < 0:
-            return 0
-        try:
-            rows = [line.split() for line in os.pread(self._file, 4096, 0).splitlines()]
-        except OSError:
-            return 0  # the cgroup is gone
+        rows: list[list[bytes]] = []
+        with suppress(OSError):  # the cgroup is gone
+            rows = [line.split() for line in os.pread(self._file, 4096, 0).splitlines()] if self._file >= 0 else []
         return next((int(row[1]) for row in rows if len(row) == 2 and row[0] == b"oom_kill"), 0)
 
     def close(self) -> None:

@@ -75,17 +75,13 @@ class Packages:
         self._builds = builds
         self._wheelhouse = wheelhouse
         self._own = [folder for folder in (environment.own,) if folder is not None]
-        self._users = 1
+        self.users = 1
+        """How many executors have them."""
         self._under_way: set[asyncio.Task[Any]] = set()
 
-    def take(self) -> Packages:
-        """For one more user."""
-        self._users += 1
-        return self
-
     async def give_back(self) -> None:
-        self._users -= 1
-        if self._users:
+        self.users -= 1
+        if self.users:
             return
         if self._under_way:
             _, late = await asyncio.wait(self._under_way, timeout=_PATIENCE)

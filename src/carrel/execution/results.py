@@ -1,13 +1,13 @@
-"""What a run's answer, or the death of its worker, means for the caller: an ExecutionResult."""
+"""One run on the host: its turn, its time limit, and the result that its answer or its worker's death comes to."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 from carrel.errors import ExecutorClosed, WorkerLost
 from carrel.execution.async_channel import Record
@@ -57,6 +57,47 @@ def ending_of(status: int | None, broke: str, *, out_of_memory: bool = False) ->
         name = f"signal {number}"
     reason = next((text for fault, text in _FAULTS.items() if fault == number), "it was killed")
     return Ending("Crashed", f"the session's Python ended by {name}: {reason}")
+
+
+# --- turn and time limit --------------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+class Turn:
+    """Holds a lock for one request: `async with Turn(lock) as turn`."""
+
+    def __init__(self, lock: asyncio.Lock) -> None:
+        self._lock = lock
+        self._work: asyncio.Task[Any] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._lock.acquire()
+        return self
+
+    async def __aexit__(self, *problem: object) -> None:
+        if self._work is None:
+            self._lock.release()
+
+    async def finish(self, work: Coroutine[Any, Any, T], stop: Callable[[], None]) -> T:
+        """Wait for work that cannot be left halfway; the last step of a turn.
+
+        A caller that is cancelled has it stopped, and waits for its end. Cancelled once more the caller returns at
+        once; the work goes on to its end, and keeps the turn until then."""
+        self._work = asyncio.get_running_loop().create_task(work)
+        self._work.add_done_callback(self._ended)
+        try:
+            return await asyncio.shield(self._work)
+        except asyncio.CancelledError:
+            if not self._work.done():
+                stop()
+                await asyncio.wait([self._work])
+            raise
+
+    def _ended(self, work: asyncio.Task[Any]) -> None:
+        self._lock.release()
+        if not work.cancelled():
+            work.exception()  # The caller may be gone; asyncio is not to log it.
 
 
 Why = Literal["timeout", "cancelled"]
@@ -133,6 +174,9 @@ class RunTimer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+# --- results --------------------------------------------------------------------------------------------------------
 
 
 def closed_result() -> ExecutionResult:

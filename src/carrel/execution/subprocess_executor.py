@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
+import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,21 +14,24 @@ from typing import Any, Self
 
 from carrel.errors import ExecutorClosed, ForkRefused
 from carrel.execution import file_changes, temp_dirs
+from carrel.execution.async_channel import Record
 from carrel.execution.capabilities import Confinement, confinement
 from carrel.execution.config import SubprocessConfig, path_of, sandbox_mode, settings_of
-from carrel.execution.connection import SpawnFailed, WorkerConnection
+from carrel.execution.connection import READY, SpawnFailed, WorkerConnection
 from carrel.execution.environments import has_installer
 from carrel.execution.executor import ExecutionResult, Handler, Moment
 from carrel.execution.file_changes import Unreadable, Upper, read_upper
 from carrel.execution.host_calls import known_errors
-from carrel.execution.local_transport import LocalConnection, LocalTransport, fork_connection
+from carrel.execution.local_transport import LocalConnection, LocalTransport
 from carrel.execution.packages import Packages, subprocess_packages
 from carrel.execution.results import WorkerDied
 from carrel.execution.worker_executor import WorkerExecutor
-from carrel.execution.zygote_client import ZygoteClient, ZygoteGone, ZygoteKey, shared
+from carrel.execution.zygote_client import ZygoteGone, ZygoteKey, shared
 from carrel.guest.sandbox.spec import HOME, OWN_ENVIRONMENT
 
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+_SETTLE_TIME = 2.0
+"""Seconds that a worker has to finish a fork that was given up."""
 
 
 class SubprocessExecutor(WorkerExecutor):
@@ -38,8 +43,8 @@ class SubprocessExecutor(WorkerExecutor):
     def __init__(self, config: SubprocessConfig | None = None, *, handlers: dict[str, Handler] | None = None) -> None:
         super().__init__(handlers)
         self.config = settings_of(self, SubprocessConfig, config)
-        self._zygote: ZygoteClient | None = None
         self._confinement: Confinement | None = None
+        self._why_no_fork: str | None = None
         self._scratch: Path | None = None
         self._kept: list[_Kept] = []
         self.still = asyncio.Lock()
@@ -65,24 +70,24 @@ class SubprocessExecutor(WorkerExecutor):
         try:
             if self._confinement is None:
                 self._confinement = await asyncio.to_thread(self._confined)
-            connection = WorkerConnection(LocalTransport(), self.handlers)
-            try:
-                async with asyncio.timeout(config.startup_timeout):
-                    if not zygote.ready.done():
-                        await asyncio.shield(asyncio.wrap_future(zygote.ready))
-                    settings, private = self._settings(packages, self._confinement), self._private(packages)
-                    await connection.transport.open(zygote, settings, private)
-                    await connection.wait_ready("start")
-            except TimeoutError:
-                await connection.close()
-                raise SpawnFailed("start", None, f"it was not ready within {config.startup_timeout:g} s") from None
-            except BaseException:
-                await connection.close()
-                raise
+                self._why_no_fork = self._confinement.why_no_fork(config)
+            connection = WorkerConnection(LocalTransport(zygote), self.handlers)
         except BaseException:
             zygote.release()
             raise
-        self._zygote = zygote
+        try:
+            async with asyncio.timeout(config.startup_timeout):
+                if not zygote.ready.done():
+                    await asyncio.shield(asyncio.wrap_future(zygote.ready))
+                settings, private = self._settings(packages, self._confinement), self._private(packages)
+                await connection.transport.open(settings, private)
+                await connection.wait_ready("start")
+        except TimeoutError:
+            await connection.close()
+            raise SpawnFailed("start", None, f"it was not ready within {config.startup_timeout:g} s") from None
+        except BaseException:
+            await connection.close()
+            raise
         return connection
 
     async def _with_packages(self) -> Packages:
@@ -167,14 +172,6 @@ class SubprocessExecutor(WorkerExecutor):
     async def _let_go(self) -> None:
         await asyncio.gather(*(kept.close() for kept in self._kept))
 
-    async def _drop_connection(self) -> None:
-        zygote, self._zygote = self._zygote, None
-        try:
-            await super()._drop_connection()
-        finally:
-            if zygote is not None:
-                zygote.release()
-
     def _files_gone(self, result: ExecutionResult) -> None:
         if self._scratch is None:
             super()._files_gone(result)
@@ -194,8 +191,10 @@ class SubprocessExecutor(WorkerExecutor):
         async with self._turn:
             await self._started()
             fork = self._twin()
-            fork._connection, fork._zygote = await self._forked(fork.handlers)
-            fork._packages = self._packages.take() if self._packages is not None else None
+            fork._connection = await self._forked(fork.handlers)
+            if self._packages is not None:
+                fork._packages = self._packages
+                self._packages.users += 1
             fork._confinement = self._confinement
             fork._before = self._before
             fork.lost, fork.holds = self.lost, self.holds
@@ -203,8 +202,7 @@ class SubprocessExecutor(WorkerExecutor):
 
     async def checkpoint(self) -> Moment:
         async with self._turn:
-            connection, zygote = await self._forked(self.handlers, as_checkpoint=True)
-            kept = _Kept(self, connection, zygote, self.lost)
+            kept = _Kept(self, await self._forked(self.handlers, as_checkpoint=True), self.lost)
             self._kept.append(kept)
             return kept
 
@@ -232,7 +230,7 @@ class SubprocessExecutor(WorkerExecutor):
         if self._closed:
             raise ExecutorClosed("this executor is closed; make another")
         try:
-            connection, zygote = await to.again(self.handlers)
+            connection = await to.again(self.handlers)
         except ForkRefused:
             if self._closed:
                 raise ExecutorClosed("this executor was closed while it was rewound") from None
@@ -244,32 +242,21 @@ class SubprocessExecutor(WorkerExecutor):
                 await then()
         except BaseException:
             await connection.close()
-            zygote.release()
             raise
-        before, used = self._connection, self._zygote
-        self._connection, self._zygote = connection, zygote
+        before, self._connection = self._connection, connection
         self.lost, self._unreported = to.lost, None
-        try:
-            if before is not None:
-                await before.close()
-        finally:
-            if used is not None:
-                used.release()
+        if before is not None:
+            await before.close()
 
-    async def _forked(
-        self, handlers: dict[str, Handler], *, as_checkpoint: bool = False
-    ) -> tuple[LocalConnection, ZygoteClient]:
-        """Another session with the variables and files of this moment, and the zygote taken for it."""
+    async def _forked(self, handlers: dict[str, Handler], *, as_checkpoint: bool = False) -> LocalConnection:
+        """Another session with the variables and files of this moment."""
         await self._started()
-        assert self._connection is not None
-        assert self._confinement is not None
-        assert self._zygote is not None
-        why = self._confinement.why_no_fork(self.config)
-        if why is not None:
-            raise ForkRefused(f"a live fork is not possible here: {why}")
-        connection, zygote = self._connection, self._zygote
+        connection = self._connection
+        assert connection is not None
+        if self._why_no_fork is not None:
+            raise ForkRefused(f"a live fork is not possible here: {self._why_no_fork}")
         try:
-            return await _fork(connection, zygote, handlers, as_checkpoint=as_checkpoint)
+            return await fork_connection(connection, handlers, as_checkpoint=as_checkpoint)
         except WorkerDied as problem:
             if self._closed:
                 raise ExecutorClosed("this executor was closed while it was forked") from None
@@ -309,36 +296,86 @@ class SubprocessExecutor(WorkerExecutor):
                 os.close(folder)
 
 
-async def _fork(
-    connection: LocalConnection, zygote: ZygoteClient, handlers: dict[str, Handler], *, as_checkpoint: bool = False
-) -> tuple[LocalConnection, ZygoteClient]:
-    if not zygote.acquire():
+async def fork_connection(
+    parent: LocalConnection, handlers: dict[str, Handler], *, as_checkpoint: bool = False
+) -> LocalConnection:
+    """Another session with the same variables and files; after ForkRefused nothing has changed.
+
+    A worker that does not answer is ended, and WorkerDied raised. A fork for a checkpoint is there only to be forked
+    itself: it keeps no snapshot, and no other process can look into it."""
+    transport = parent.transport
+    assert transport.init is not None
+    control, init = socket.socketpair()
+    channel, theirs = socket.socketpair()
+    if not transport.zygote.acquire():
         raise ForkRefused("the process that the session came from is gone")
     try:
-        return await fork_connection(connection, handlers, as_checkpoint=as_checkpoint), zygote
+        new = LocalTransport(transport.zygote)
     except BaseException:
-        zygote.release()
+        transport.zygote.release()
         raise
+    child = WorkerConnection(new, handlers)
+    answer: asyncio.Future[Record] | None = None
+    new.memory_kills = transport.memory_kills.shared()
+    try:
+        new.connect(channel, control)
+        # Init builds the file system while the worker forks; the first to finish waits for the other.
+        preparing = transport.init.request({"op": "fork"}, [init.fileno()])
+        fds = [theirs.fileno(), new.stdout.write_end, new.stderr.write_end]
+        answer = parent.request({"op": "fork", "asleep": as_checkpoint}, fds=fds)
+        # Copying many files takes init as long as it takes; once they are there, the worker has nothing to wait for.
+        await asyncio.wait([answer, preparing], return_when=asyncio.FIRST_COMPLETED)
+        async with asyncio.timeout(None if answer.done() else READY):
+            forked = await asyncio.shield(answer)
+        prepared = await preparing
+        if prepared.get("op") != "fork_ready":
+            raise ForkRefused(f"a live fork was refused: {prepared.get('message')}")
+        transport.init.has_forked = True
+        if "refused" in forked or forked.get("error"):
+            raise ForkRefused(f"a live fork was refused: {forked.get('refused') or forked.get('error')}")
+        theirs.close()
+        new.stdout.handed_over()
+        new.stderr.handed_over()
+        await child.wait_ready("start the fork")
+    except BaseException as problem:
+        # Its end of the channel is seen once this process has closed its copies.
+        init.close()
+        theirs.close()
+        await child.close()
+        if isinstance(problem, TimeoutError):
+            # Otherwise it would fork at the next request.
+            parent.kill(f"it did not answer within {READY:.0f} seconds")
+        if answer is not None and not answer.done():
+            # After a cancellation the worker is still forking: it would take the next fork's file system.
+            await asyncio.wait([answer], timeout=_SETTLE_TIME)
+        if isinstance(problem, TimeoutError):
+            raise WorkerDied("it did not answer a request to fork") from None
+        if isinstance(problem, SpawnFailed):
+            raise ForkRefused(f"a live fork failed: {problem}") from None
+        raise
+    finally:
+        init.close()
+        theirs.close()
+    return child
 
 
 class _Kept:
     """A fork in which nothing is run: it is forked anew each time the executor goes back to it."""
 
-    def __init__(self, of: SubprocessExecutor, connection: LocalConnection, zygote: ZygoteClient, lost: str) -> None:
+    def __init__(self, of: SubprocessExecutor, connection: LocalConnection, lost: str) -> None:
         self.of, self.lost = of, lost
         self._connection: LocalConnection | None = connection
-        self._zygote = zygote
         connection.transport.memory_kills.begin()
 
-    async def again(self, handlers: dict[str, Handler]) -> tuple[LocalConnection, ZygoteClient]:
+    async def again(self, handlers: dict[str, Handler]) -> LocalConnection:
         """Another session that begins with this moment."""
         connection = self._connection
         if connection is None:
             raise ForkRefused("this moment was let go of")
         if connection.worker_alive:
-            connection.transport.continue_worker()  # code of the session may have stopped it
+            connection.transport.signal(signal.SIGCONT)  # code of the session may have stopped it
             with suppress(WorkerDied):
-                return await _fork(connection, self._zygote, handlers)
+                return await fork_connection(connection, handlers)
         if self._connection is None:
             raise ForkRefused("this moment was let go of meanwhile")
         # Nothing is woken in its place: what came then would not be what was kept.
@@ -347,10 +384,6 @@ class _Kept:
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        self.of._kept.remove(self)
-        try:
+        if connection is not None:
+            self.of._kept.remove(self)
             await connection.close()
-        finally:
-            self._zygote.release()

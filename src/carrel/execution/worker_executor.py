@@ -21,6 +21,7 @@ from carrel.execution.packages import Packages
 from carrel.execution.results import (
     LIST_VARIABLES,
     RunTimer,
+    Turn,
     WorkerDied,
     closed_result,
     encode_variables,
@@ -30,7 +31,6 @@ from carrel.execution.results import (
     stopped,
     variables_of,
 )
-from carrel.execution.turns import Turn
 from carrel.guest.channel import ChannelError
 
 
@@ -40,7 +40,6 @@ class WorkerExecutor(CommandsAndFiles):
     config: PlaceSettings
 
     def __init__(self, handlers: dict[str, Handler] | None = None) -> None:
-        super().__init__()
         self.handlers: dict[str, Handler] = handlers if handlers is not None else {}
         self._turn = asyncio.Lock()
         self._connection: WorkerConnection[Any] | None = None

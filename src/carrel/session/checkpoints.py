@@ -98,11 +98,17 @@ class ConversationBranch:
         """Fork the conversation; return the fork if the session holds its conversation or `typed` is set.
 
         A callback that deletes the fork is pushed onto `undo`."""
-        held, id_, conversations = await self._saved()
-        if not await fork_conversation(conversations.store, id_, new_id):
+        store, id_ = self._storage.get_session_store(), self._session_id
+        held = self._get_held()
+        if held is not None:
+            _, id_, conversations = await self._saved()
+            store = conversations.store
+        if not await fork_conversation(store, id_, new_id):
             return None
-        undo.push_async_callback(conversations.store.delete_session, new_id)
-        return await conversations.get(new_id) if held is not None or typed else None
+        undo.push_async_callback(store.delete_session, new_id)
+        if held is None and not typed:
+            return None
+        return await (await self._saved())[2].get(new_id)
 
     async def checkpoint(self, label: str) -> Checkpoint:
         """Describe the conversation as it is now."""

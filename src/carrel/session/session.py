@@ -92,7 +92,8 @@ class Session(SessionWorkspace):
             raise ConfigurationError(
                 "persist=True is not supported yet: variables and files of a session end with it; leave persist out"
             )
-        choose_embedder(embedder)  # Refuse an invalid one now, not at the first search.
+        if embedder is not None:
+            choose_embedder(embedder)  # Refuse an invalid one now, not at the first search.
 
         self.storage = storage
         self.executor = executor

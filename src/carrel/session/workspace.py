@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
-from carrel.execution import arguments
+from carrel.execution.commands_and_files import command_words
 from carrel.execution.executor import (
     CommandResult,
     Executor,
@@ -57,7 +57,7 @@ class SessionWorkspace:
         On a timeout the whole process tree is killed and the exit code is 124; cancelling the caller kills it too.
         A command that cannot be started raises what `subprocess` raises. `user` is "agent" (default) or "root"; `name`
         is the command's name in the trace."""
-        words = arguments.command_words(command)
+        words = command_words(command)
         await self._ensure_usable()
         with self._steps.step("command", name or (words if isinstance(words, str) else shlex.join(words))) as step:
             result = await self.executor.exec(

@@ -18,8 +18,7 @@ from .. import processes, syscalls
 from ..channel import Channel, ChannelError
 from . import copy_tree, namespaces, root_fs
 from .live_fork import LiveForks, WorkerLink
-from .spec import SandboxSpec
-from .start_report import StartReport, read_report
+from .spec import SandboxSpec, StartReport, read_report
 
 MAX_WORKERS = 64
 

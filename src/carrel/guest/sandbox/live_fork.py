@@ -26,9 +26,8 @@ from typing import Any, Protocol
 
 from .. import syscalls
 from ..channel import Channel, ChannelError
-from . import copy_tree, mounts, namespaces, privileges, root_fs
-from .spec import SandboxSpec
-from .start_report import StartReport, parse_report
+from . import copy_tree, namespaces, privileges, root_fs
+from .spec import SandboxSpec, StartReport, parse_report
 
 # What a fork gets anew, in the order of entering: the user namespace gives the right to enter the others.
 _NAMESPACES = {
@@ -389,13 +388,13 @@ def _build_root(spec: SandboxSpec, folder: str, step: root_fs.Step) -> None:
     the working directory afterwards. Until then it is the hidden folder of the session's init."""
     step("create the fork's scratch space")
     syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
-    mounts.tmpfs(folder, size=1 << 20, files=1024, mode="700")
-    mounts.tmpfs(folder + "/scratch", size=spec.limits.disk, files=spec.limits.files, mode="700")
+    root_fs.tmpfs(folder, size=1 << 20, files=1024, mode="700")
+    root_fs.tmpfs(folder + "/scratch", size=spec.limits.disk, files=spec.limits.files, mode="700")
     for name in root_fs.WRITABLE:
         os.mkdir(f"{folder}/scratch/{name}", 0o755)
     for name in (root_fs.LOWER, root_fs.HOME_LOWER):
         if os.path.isdir(name):
-            mounts.bind(name, f"{folder}/{name}", mounts.READ_ONLY)
+            root_fs.bind(name, f"{folder}/{name}", root_fs.READ_ONLY)
     step("mount the fork's /proc")
     os.mkdir(folder + "/proc")
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
@@ -419,17 +418,17 @@ def _mount_copies(spec: SandboxSpec, step: root_fs.Step) -> None:
     targets = {"/tmp": "tmp", "/var/tmp": "tmp", "/dev/shm": "shm"}
     covered = [*targets, spec.home, spec.workspace.at]
     given = [*root_fs.readonly_folders(spec), *(mount.at for mount in spec.mounts)]
-    inside = [(path, mounts.MountTree(path)) for path in given if any(root_fs.is_in(path, upper) for upper in covered)]
+    inside = [(path, root_fs.MountTree(path)) for path in given if any(root_fs.is_in(path, upper) for upper in covered)]
     step("mount the fork's home and /tmp")
     for target, name in targets.items():
-        attributes = mounts.HARMLESS | (syscalls.MOUNT_ATTR_NOEXEC if name == "shm" else 0)
-        mounts.bind(f"scratch/{name}", target, attributes)
+        attributes = root_fs.HARMLESS | (syscalls.MOUNT_ATTR_NOEXEC if name == "shm" else 0)
+        root_fs.bind(f"scratch/{name}", target, attributes)
     if spec.home != spec.workspace.at:
         root_fs.mount_home(spec, ".")
     step("mount the fork's workspace")
     if spec.workspace.source is None or spec.workspace_is_copy:
-        mounts.bind("scratch/upper", spec.workspace.at, mounts.HARMLESS)
+        root_fs.bind("scratch/upper", spec.workspace.at, root_fs.HARMLESS)
     elif spec.workspace_is_overlay:
-        mounts.overlay("lower", "scratch/upper", "scratch/work", spec.workspace.at)
+        root_fs.overlay("lower", "scratch/upper", "scratch/work", spec.workspace.at)
     for path, tree in inside:
         tree.attach(path, 0)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import syscalls
-from . import cgroups, landlock, mounts, namespaces, seccomp
+from . import cgroups, namespaces, privileges, root_fs, seccomp
 from .spec import SandboxLimits
 
 USER = syscalls.CLONE_NEWUSER
@@ -61,8 +61,8 @@ def _try_in_child(flags: int, attempt: Callable[[], None]) -> str | None:
 
 def _own_root() -> None:
     syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
-    mounts.tmpfs("/tmp", size=1 << 20, files=100)
-    mounts.bind("/usr", "/tmp/usr", mounts.READ_ONLY)
+    root_fs.tmpfs("/tmp", size=1 << 20, files=100)
+    root_fs.bind("/usr", "/tmp/usr", root_fs.READ_ONLY)
 
 
 def _own_proc() -> None:
@@ -78,7 +78,7 @@ def _overlay() -> None:
     for name in ("lower", "upper", "work"):
         os.mkdir("/tmp/" + name)
     os.chdir("/tmp")
-    mounts.overlay("lower", "upper", "work", "/tmp/merged")
+    root_fs.overlay("lower", "upper", "work", "/tmp/merged")
     with open("/tmp/merged/file", "w", encoding="utf-8") as file:
         file.write("x")
 
@@ -95,14 +95,14 @@ def _filter() -> None:
 
 def _listener() -> None:
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    if not landlock.version():
+    if not privileges.landlock_version():
         raise OSError(95, "Landlock is missing: a fork's init could not be kept from its parent")
     seccomp.install(seccomp.program(fork=True), listen=True)
 
 
 def _fence() -> None:
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    if not landlock.fence():
+    if not privileges.fence():
         raise OSError(95, "this kernel has no Landlock, or it is switched off")
 
 
@@ -149,7 +149,7 @@ def probe() -> dict[str, Any]:
             "cgroups": dict.fromkeys(cgroups.CONTROLLERS, why),
         }
     parts = {name: _try_in_child(flags, attempt) for name, (flags, attempt) in _ATTEMPTS.items()}
-    known = landlock.version()
+    known = privileges.landlock_version()
     parts["sockets"] = None if known >= 6 else f"version {known} of Landlock cannot do it; version 6 can"
     held = _controllers()
     if parts["user"] is None and namespaces.count_processes(namespaces.outer_ids()):

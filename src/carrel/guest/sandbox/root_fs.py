@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable
 
 from .. import syscalls
-from . import copy_tree, mounts
+from . import copy_tree
 from .spec import SandboxSpec
 
 HIDDEN = "/.carrel"
@@ -85,11 +85,11 @@ class RootFs:
     def __init__(self, spec: SandboxSpec, step: Step) -> None:
         self.spec = spec
         self.step = step
-        self.given: dict[str, mounts.MountTree] = {}
+        self.given: dict[str, MountTree] = {}
         """The mounts that the spec names, by their target or by the name of a hidden folder."""
         self._root = ""
-        self._set_aside: mounts.MountTree | None = None
-        self._system: list[tuple[str, mounts.MountTree]] = []
+        self._set_aside: MountTree | None = None
+        self._system: list[tuple[str, MountTree]] = []
         self._links: dict[str, str] = {}
 
     # --- mounts that the spec names -----------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class RootFs:
         wanted = [os.path.realpath(path) for path in self._wanted().values()]
         if any(is_in(path, self._root) or is_in(self._root, path) for path in wanted):
             self.step("set the new root aside")
-            self._set_aside = mounts.MountTree(self._root)
+            self._set_aside = MountTree(self._root)
             syscalls.unmount(self._root)
 
     def open_given(self, idmap_for: Callable[[str], int | None]) -> None:
@@ -119,14 +119,14 @@ class RootFs:
         return wanted
 
     @staticmethod
-    def _open(path: str, idmap: int | None) -> mounts.MountTree:
+    def _open(path: str, idmap: int | None) -> MountTree:
         try:
-            return mounts.MountTree(path, idmap=idmap)
+            return MountTree(path, idmap=idmap)
         except OSError:
             # Some file systems cannot be id-mapped; the session then sees the owners that the files have.
             if idmap is None:
                 raise
-            return mounts.MountTree(path)
+            return MountTree(path)
 
     def close_given(self) -> None:
         for tree in self.given.values():
@@ -140,18 +140,18 @@ class RootFs:
         self.step("make mounts private")
         syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
         self._open_system()
-        devices = [(name, mounts.MountTree("/dev/" + name)) for name in DEVICES if os.path.exists("/dev/" + name)]
+        devices = [(name, MountTree("/dev/" + name)) for name in DEVICES if os.path.exists("/dev/" + name)]
         etc = _etc_files(spec.uid, spec.home, spec.hostname, spec.network)
         self.step("mount the new root")
         root = next(path for path in _ROOT_TARGETS if os.path.isdir(path))
         # A generous number of inodes: only mount targets use them, and it is read-only in the end.
-        mounts.tmpfs(root, size=4 << 20, files=4096)
+        tmpfs(root, size=4 << 20, files=4096)
         for path, target in self._links.items():
             os.symlink(target, root + path)
         _write_etc(root, etc)
         for path, tree in self._system:
             self.step(f"mount {path}")
-            tree.attach(root + path, mounts.READ_ONLY)
+            tree.attach(root + path, READ_ONLY)
         self._mount_hidden(root)
         self._mount_dev(root, devices)
         mask_proc(root + HIDDEN + "/proc", root + "/proc", root + "/dev/null")
@@ -160,21 +160,21 @@ class RootFs:
 
     def _open_system(self) -> None:
         self.step("open system folders")
-        self._system.append(("/usr", mounts.MountTree("/usr")))
+        self._system.append(("/usr", MountTree("/usr")))
         for name in MERGED:
             path = "/" + name
             if os.path.islink(path):
                 self._links[path] = os.readlink(path)
             elif os.path.isdir(path):
-                self._system.append((path, mounts.MountTree(path)))
+                self._system.append((path, MountTree(path)))
         for path in existing((*ETC_BOUND, *MACHINE_FACTS)):
-            self._system.append((path, mounts.MountTree(path)))
+            self._system.append((path, MountTree(path)))
 
     def _mount_hidden(self, root: str) -> None:
         self.step("mount the scratch space")
         hidden, limits = root + HIDDEN, self.spec.limits
-        mounts.tmpfs(hidden, size=1 << 20, files=1024, mode="700")
-        mounts.tmpfs(hidden + "/scratch", size=limits.disk, files=limits.files, mode="700")
+        tmpfs(hidden, size=1 << 20, files=1024, mode="700")
+        tmpfs(hidden + "/scratch", size=limits.disk, files=limits.files, mode="700")
         for name in WRITABLE:
             os.mkdir(f"{hidden}/scratch/{name}", 0o1777 if name in ("tmp", "shm") else 0o755)
         os.chmod(hidden + "/scratch/tmp", 0o1777)
@@ -185,10 +185,10 @@ class RootFs:
         self.step("mount /proc")
         syscalls.mount("proc", hidden + "/proc", "proc", flags)
 
-    def _mount_dev(self, root: str, devices: list[tuple[str, mounts.MountTree]]) -> None:
+    def _mount_dev(self, root: str, devices: list[tuple[str, MountTree]]) -> None:
         self.step("mount /dev")
         dev = root + "/dev"
-        mounts.tmpfs(dev, size=1 << 16, files=64, flags=syscalls.MS_NOEXEC)
+        tmpfs(dev, size=1 << 16, files=64, flags=syscalls.MS_NOEXEC)
         for name, tree in devices:
             tree.attach(f"{dev}/{name}", syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NOEXEC)
         for name, target in LINKS.items():
@@ -196,14 +196,14 @@ class RootFs:
         os.mkdir(dev + "/pts")
         flags = syscalls.MS_NOSUID | syscalls.MS_NOEXEC
         syscalls.mount("devpts", dev + "/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=0620")
-        mounts.bind(f"{root}{HIDDEN}/scratch/shm", dev + "/shm", mounts.HARMLESS | syscalls.MOUNT_ATTR_NOEXEC)
+        bind(f"{root}{HIDDEN}/scratch/shm", dev + "/shm", HARMLESS | syscalls.MOUNT_ATTR_NOEXEC)
 
     def _mount_tmp(self, root: str) -> None:
         self.step("mount /tmp")
         scratch = f"{root}{HIDDEN}/scratch"
-        mounts.bind(scratch + "/tmp", root + "/tmp", mounts.HARMLESS)
+        bind(scratch + "/tmp", root + "/tmp", HARMLESS)
         os.makedirs(root + "/var", exist_ok=True)
-        mounts.bind(scratch + "/tmp", root + "/var/tmp", mounts.HARMLESS)
+        bind(scratch + "/tmp", root + "/var/tmp", HARMLESS)
 
     # --- the second part ----------------------------------------------------------------------------------------------
 
@@ -221,15 +221,15 @@ class RootFs:
         self._mount_given()
         os.chdir(HIDDEN)
         self.step("hide init's folder")
-        mounts.tmpfs(HIDDEN, size=4096, files=2, mode="000", flags=syscalls.MS_RDONLY)
+        tmpfs(HIDDEN, size=4096, files=2, mode="000", flags=syscalls.MS_RDONLY)
         self.step("make the root read-only")
-        mounts.make_read_only("/dev")
-        mounts.make_read_only("/")
+        make_read_only("/dev")
+        make_read_only("/")
 
     def _mount_home(self) -> None:
         self.step("mount the home")
         if self.spec.has_home_source:
-            self.given[HOME_LOWER].attach(f"{HIDDEN}/{HOME_LOWER}", mounts.READ_ONLY)
+            self.given[HOME_LOWER].attach(f"{HIDDEN}/{HOME_LOWER}", READ_ONLY)
             if "overlay" not in self.spec.parts:
                 copy_tree.copy_tree(f"{HIDDEN}/{HOME_LOWER}", f"{HIDDEN}/scratch/home")
         if self.spec.home != self.spec.workspace.at:
@@ -241,44 +241,44 @@ class RootFs:
         target, hidden = workspace.at, HIDDEN
         self.step(f"mount the workspace ({workspace.mode})")
         if workspace.upper_dir:
-            self.given[KEPT].attach(hidden + "/kept", mounts.HARMLESS)
+            self.given[KEPT].attach(hidden + "/kept", HARMLESS)
             for name in ("upper", "work"):
                 os.makedirs(f"{hidden}/kept/{name}", mode=0o755, exist_ok=True)
         upper_parent = "kept" if workspace.upper_dir else "scratch"
         if workspace.source is not None and workspace.mode == "overlay":
-            self.given[LOWER].attach(hidden + "/lower", mounts.READ_ONLY)
+            self.given[LOWER].attach(hidden + "/lower", READ_ONLY)
         if self.spec.workspace_is_copy:
             copy_tree.copy_tree(hidden + "/lower", f"{hidden}/{upper_parent}/upper")
         if workspace.source is None or self.spec.workspace_is_copy:
-            mounts.bind(f"{hidden}/{upper_parent}/upper", target, mounts.HARMLESS)
+            bind(f"{hidden}/{upper_parent}/upper", target, HARMLESS)
         elif self.spec.workspace_is_overlay:
             os.chdir(hidden)
-            mounts.overlay("lower", f"{upper_parent}/upper", f"{upper_parent}/work", target)
+            overlay("lower", f"{upper_parent}/upper", f"{upper_parent}/work", target)
             os.chdir("/")
         else:
-            attributes = mounts.READ_ONLY if workspace.mode == "ro" else mounts.HARMLESS
+            attributes = READ_ONLY if workspace.mode == "ro" else HARMLESS
             self.given[LOWER].attach(target, attributes)
 
     def _mount_given(self) -> None:
         for path in readonly_folders(self.spec):
             self.step(f"mount {path}")
-            self.given[path].attach(path, mounts.READ_ONLY)
+            self.given[path].attach(path, READ_ONLY)
         for mount in self.spec.mounts:
             self.step(f"mount {mount.at}")
-            attributes = mounts.READ_ONLY if mount.mode == "ro" else mounts.HARMLESS
+            attributes = READ_ONLY if mount.mode == "ro" else HARMLESS
             self.given[mount.at].attach(mount.at, attributes)
 
 
 def mount_home(spec: SandboxSpec, hidden: str) -> None:
     """An overlay over the folder that the home begins with, or the writable folder itself."""
     if not spec.has_home_source or "overlay" not in spec.parts:
-        mounts.bind(f"{hidden}/scratch/home", spec.home, mounts.HARMLESS)
+        bind(f"{hidden}/scratch/home", spec.home, HARMLESS)
         return
     # By its descriptor: the path of a fork's folder does not lead to it any more.
     before = os.open(".", os.O_PATH | os.O_CLOEXEC)
     try:
         os.chdir(hidden)
-        mounts.overlay(HOME_LOWER, "scratch/home", "scratch/home-work", spec.home)
+        overlay(HOME_LOWER, "scratch/home", "scratch/home-work", spec.home)
         os.fchdir(before)
     finally:
         os.close(before)
@@ -300,16 +300,16 @@ def readonly_folders(spec: SandboxSpec) -> list[str]:
 
 def mask_proc(unmasked: str, target: str, null: str) -> None:
     """Mount a /proc at `target` whose dangerous parts are read-only or empty."""
-    mounts.bind(unmasked, target, mounts.HARMLESS | syscalls.MOUNT_ATTR_NOEXEC)
+    bind(unmasked, target, HARMLESS | syscalls.MOUNT_ATTR_NOEXEC)
     for name in PROC_READ_ONLY:
         if os.path.exists(f"{target}/{name}"):
-            mounts.bind(f"{unmasked}/{name}", f"{target}/{name}", mounts.READ_ONLY | syscalls.MOUNT_ATTR_NOEXEC)
+            bind(f"{unmasked}/{name}", f"{target}/{name}", READ_ONLY | syscalls.MOUNT_ATTR_NOEXEC)
     for name in PROC_EMPTY_FILES:
         if _is_readable(f"{target}/{name}"):
-            mounts.bind(null, f"{target}/{name}", syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID)
+            bind(null, f"{target}/{name}", syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID)
     for name in PROC_EMPTY_FOLDERS:
         if os.path.isdir(f"{target}/{name}"):
-            mounts.tmpfs(f"{target}/{name}", size=4096, files=2, mode="555", flags=syscalls.MS_RDONLY)
+            tmpfs(f"{target}/{name}", size=4096, files=2, mode="555", flags=syscalls.MS_RDONLY)
 
 
 def _is_readable(path: str) -> bool:
@@ -319,6 +319,97 @@ def _is_readable(path: str) -> bool:
     except FileNotFoundError:
         return False
     return bool(status.st_mode & 0o004) or status.st_uid == os.getuid()
+
+
+# --- mounts ----------------------------------------------------------------------------------------------------------
+
+HARMLESS = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
+READ_ONLY = HARMLESS | syscalls.MOUNT_ATTR_RDONLY
+
+
+class MountTree:
+    """A detached copy of the mounts at a path of the host; attached once, or closed."""
+
+    def __init__(self, path: str, *, idmap: int | None = None) -> None:
+        self.path = path
+        self.is_folder = stat.S_ISDIR(os.stat(path).st_mode)
+        # An id-mapped tree is one mount: file systems mounted below it may be of a kind that cannot be mapped.
+        self.descriptor = syscalls.open_tree(path, recursive=idmap is None)
+        if idmap is not None:
+            try:
+                syscalls.mount_setattr(self.descriptor, 0, recursive=False, idmap=idmap)
+            except OSError:
+                self.close()
+                raise
+
+    @classmethod
+    def from_descriptor(cls, path: str, descriptor: int) -> MountTree:
+        """A tree that another process has opened."""
+        tree = cls.__new__(cls)
+        tree.path, tree.descriptor = path, descriptor
+        tree.is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        return tree
+
+    def attach(self, target: str, attributes: int) -> None:
+        """Mount it there, with these attributes on every mount in it."""
+        if attributes:
+            syscalls.mount_setattr(self.descriptor, attributes)
+        make_target(target, self.is_folder)
+        syscalls.move_mount(self.descriptor, target)
+        self.close()
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def make_target(path: str, is_folder: bool) -> None:
+    """Create a file or folder to mount on, unless there is one."""
+    if is_folder:
+        make_folder(path)
+    elif not os.path.lexists(path):
+        make_folder(os.path.dirname(path))
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+
+
+def make_folder(path: str) -> None:
+    """With its parents. `os.makedirs` would check each of them first, and most exist."""
+    try:
+        os.mkdir(path, 0o755)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        os.makedirs(path, mode=0o755, exist_ok=True)
+
+
+def bind(source: str, target: str, attributes: int) -> None:
+    MountTree(source).attach(target, attributes)
+
+
+def tmpfs(target: str, *, size: int | None, files: int | None, mode: str = "755", flags: int = 0) -> None:
+    """Mount a file system in memory; `size` and `files` limit it."""
+    options = [f"mode={mode}", f"size={size or '50%'}"]
+    if files is not None:
+        options.append(f"nr_inodes={files}")
+    make_folder(target)
+    syscalls.mount("tmpfs", target, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV | flags, ",".join(options))
+
+
+def overlay(lower: str, upper: str, work: str, target: str) -> None:
+    """Mount an overlay. The paths are relative, so that no character of a host path has to be escaped."""
+    make_folder(target)
+    options = f"lowerdir={lower},upperdir={upper},workdir={work},userxattr"
+    syscalls.mount("overlay", target, "overlay", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
+
+
+def make_read_only(path: str) -> None:
+    """Make the mount at a path read-only, and only that one."""
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        syscalls.mount_setattr(descriptor, READ_ONLY, recursive=False)
+    finally:
+        os.close(descriptor)
 
 
 # --- files of the host ------------------------------------------------------------------------------------------------

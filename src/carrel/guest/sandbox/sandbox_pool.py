@@ -16,8 +16,7 @@ from typing import Any
 
 from ..channel import MAX_FDS, Channel, ChannelError
 from . import cgroups
-from .mounts import MountTree
-from .root_fs import host_files_state
+from .root_fs import MountTree, host_files_state
 from .spec import SandboxSpec, read_spec
 
 

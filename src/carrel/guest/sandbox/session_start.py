@@ -23,8 +23,7 @@ from .init import Init
 from .root_fs import RootFs
 from .sandbox_fork import SandboxFork
 from .sandbox_pool import Assignment
-from .spec import SandboxSpec
-from .start_report import StartReport
+from .spec import SandboxSpec, StartReport
 
 Entry = Callable[[int, int, "dict[str, Any]"], None]
 

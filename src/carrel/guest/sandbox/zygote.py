@@ -23,10 +23,9 @@ from typing import Any
 from .. import syscalls
 from ..channel import Channel, ChannelError
 from . import cgroups, namespaces, root_fs, seccomp, session_start
-from .mounts import MountTree
+from .root_fs import MountTree
 from .sandbox_pool import SandboxPool, SessionProcess
-from .spec import SandboxSpec, SpecError, read_spec
-from .start_report import StartReport, parse_report
+from .spec import SandboxSpec, SpecError, StartReport, parse_report, read_spec
 
 _EXIT_TIME = 1.0
 """Seconds that a session has to exit when the zygote does, before it is killed."""

@@ -12,8 +12,7 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-from .host_calls import AttributeDict, HostCallClient, RemoteName, with_attributes
-from .host_errors import error_class
+from .host_calls import AttributeDict, HostCallClient, RemoteName, error_class, with_attributes
 
 PIECE = 4 * 1024 * 1024
 """Bytes that are sent to the host at once."""

@@ -6,6 +6,7 @@ import ast
 import builtins
 import gc
 import inspect
+import io
 import linecache
 import opcode
 import os
@@ -20,14 +21,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ..channel import Record
-from . import display, tracebacks, values
+from . import tracebacks, values
+from .cell_output import DisplayedBundles, NoInput, StandardStreams, no_input
 from .event_loop import CellLoop
-from .host_calls import HostCallClient
-from .host_errors import error_class
+from .host_calls import HostCallClient, error_class
 from .interrupts import Interrupts
 from .namespaces import namespaces
-from .std_streams import NoInput, StandardStreams, no_input
-from .variables import ListVariables
 
 _AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 _MAX_SHORT = 500
@@ -42,7 +41,7 @@ _NEEDS_LOOP = re.compile(r"\b(?:create_task|ensure_future|get_running_loop|gathe
 _STARTS_LOOP = re.compile(
     r"\basyncio\s*\.\s*(?:run|Runner)\b|\brun_until_complete\b|\brun_forever\b|\bimport\b.*\brun\b"
 )
-_SCALARS = (type(None), bool, int, float, str, bytes)
+_SCALARS = (type(None), bool, int, float, complex, str, bytes)
 
 
 class Cell:
@@ -111,6 +110,11 @@ def _awaits(code: types.CodeType) -> bool:
 _source_cache = linecache.cache
 
 
+def source_lines(code: str) -> list[str]:
+    """The lines as Python counts them. The last one ends with a newline too, or Python 3.11 marks the wrong columns."""
+    return io.StringIO(code if code.endswith("\n") else code + "\n", newline=None).readlines()
+
+
 class _SourceCache:
     """The source of the newest cells, for tracebacks; the oldest is dropped when there is too much of it."""
 
@@ -122,7 +126,7 @@ class _SourceCache:
         self._size = 0
 
     def keep(self, code: str, filename: str) -> None:
-        source = (len(code), None, tracebacks.source_lines(code), filename)
+        source = (len(code), None, source_lines(code), filename)
         _source_cache[filename] = source
         self._kept.append((filename, source))
         self._size += len(code)
@@ -182,6 +186,63 @@ def _add_packages(folder: object) -> None:
             print(f"a .pth file in {folder} tried to exit Python: {wanted.code!r}", file=sys.stderr)
 
 
+# --- the list of variables -------------------------------------------------------------------------------------------
+
+_MAX_VARIABLES = 1000
+"""Variables in a list; the newest ones beyond are left out."""
+_PREVIEW = 200
+"""Characters of a preview."""
+
+
+class ListVariables:
+    """Takes the place of a `Cell`: it runs as code does, because previews call `__repr__` methods of the user's.
+
+    After an interrupt it goes on without those."""
+
+    is_async = harmless = False
+
+    def __init__(self, own: dict[str, Any]) -> None:
+        """`own` are the names that every session has; they are listed only where code has replaced them."""
+        self._own = own
+
+    def run(self, names: dict[str, Any]) -> list[dict[str, Any]]:
+        calls_repr = True
+        while True:
+            try:
+                return self._list(names, calls_repr=calls_repr)
+            except KeyboardInterrupt:
+                calls_repr = False
+
+    async def run_async(self, names: dict[str, Any]) -> list[dict[str, Any]]:
+        return self.run(names)
+
+    def _list(self, names: dict[str, Any], *, calls_repr: bool) -> list[dict[str, Any]]:
+        found = []
+        for name, value in list(names.items()):
+            if not isinstance(name, str) or name.startswith("_") or (name in self._own and self._own[name] is value):
+                continue
+            shown = calls_repr or type(value) in _SCALARS
+            found.append(
+                {
+                    "name": name,
+                    "type": str(type(value).__name__),
+                    "size": _size(value),
+                    "preview": values.safe_repr(value, _PREVIEW) if shown else "",
+                }
+            )
+            if len(found) == _MAX_VARIABLES:
+                break
+        return found
+
+
+def _size(value: Any) -> int:
+    """Bytes of the object itself, without what it refers to."""
+    try:
+        return sys.getsizeof(value)
+    except Exception:  # noqa: BLE001 - the user's own __sizeof__ may raise anything
+        return 0
+
+
 # --- runs -----------------------------------------------------------------------------------------------------------
 
 
@@ -203,7 +264,7 @@ class CodeRunner:
         self._names: dict[str, Any] = {}
         self._own: dict[str, Any] = {}
         """The names that every session has."""
-        self._shown = display.DisplayedBundles()
+        self._shown = DisplayedBundles()
         _add_builtin("input", no_input)
         threading.excepthook = tracebacks.thread_excepthook
         _add_builtin("display", self._display)
@@ -235,7 +296,7 @@ class CodeRunner:
         displays the value of a harmless cell, for which no snapshot has been made.
         """
         self._cells += 1
-        self._shown = display.DisplayedBundles()
+        self._shown = DisplayedBundles()
         before = _usage()
         if type(sys.stdin) is not NoInput:
             sys.stdin = NoInput()

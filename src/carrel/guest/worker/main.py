@@ -14,7 +14,8 @@ from typing import Any
 from .. import syscalls
 from ..channel import Channel, ChannelError, Record, RecordTooLong
 from ..processes import end_started_in_session, set_title, started_in_session
-from . import reopen_files, values
+from . import fork_checks, values
+from .cell_output import move_to_high_number
 from .code_cell import Cell, CodeRunner, ContinueAsFork
 from .fork_checks import (
     connections_reason,
@@ -25,11 +26,9 @@ from .fork_checks import (
     python_threads_reason,
     shared_memory_reason,
 )
-from .host_calls import HostCallClient
-from .host_errors import error_class
+from .host_calls import HostCallClient, error_class
 from .interrupts import Interrupts
 from .snapshot import Snapshot, quiet_fork
-from .std_streams import move_to_high_number
 from .tracebacks import worker_traceback
 
 PROTOCOL = 1
@@ -49,7 +48,7 @@ class Worker:
         home = str(settings.get("home") or os.getcwd())
         self._snapshot = Snapshot(int(settings.get("frozen_ceiling") or _MAX_SNAPSHOT))
         self._keeps_snapshot = bool(settings.get("frozen", True))
-        self._opened: dict[int, reopen_files.OpenFile] = {}
+        self._opened: dict[int, fork_checks.OpenFile] = {}
         self._was_dumpable: bool | None = None
         """In a checkpoint, a fork that is only there to be forked: whether its process was dumpable before."""
         self._fork_process: Callable[[], int] = settings.get("enter_fork") or os.fork
@@ -295,7 +294,7 @@ class Worker:
             syscalls.set_dumpable(self._was_dumpable)
         failure = None
         try:
-            reopen_files.reopen(self._opened)
+            fork_checks.reopen(self._opened)
         except OSError as problem:
             failure = problem.strerror or str(problem)
         self._was_dumpable = syscalls.set_dumpable(False) if is_checkpoint else None
@@ -309,7 +308,7 @@ class Worker:
         opened = open_descriptors()
         reason = python_threads_reason() or devices_reason(opened) or connections_reason(opened, own)
         if reason is None:
-            self._opened, reason = reopen_files.files_of(opened, own), shared_memory_reason()
+            self._opened, reason = fork_checks.files_of(opened, own), shared_memory_reason()
         if reason is None and native_threads():
             # Some libraries end their threads before a fork: a child that exits at once shows which are left.
             self._forking = True

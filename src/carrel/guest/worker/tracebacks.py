@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import sys
@@ -41,11 +40,6 @@ def hide_folder(folder: str) -> None:
     for path in (folder, os.path.realpath(folder)):
         if path + os.sep not in _HIDDEN:
             _HIDDEN.append(path + os.sep)
-
-
-def source_lines(code: str) -> list[str]:
-    """The lines as Python counts them. The last one ends with a newline too, or Python 3.11 marks the wrong columns."""
-    return io.StringIO(code if code.endswith("\n") else code + "\n", newline=None).readlines()
 
 
 def format_exception(error: BaseException, also_hidden: tuple[str, ...] = ()) -> str:

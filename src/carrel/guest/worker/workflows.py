@@ -8,6 +8,7 @@ import asyncio.tasks
 import contextvars
 import ctypes
 import inspect
+import io
 import linecache
 import sys
 import threading
@@ -16,9 +17,7 @@ import types
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from .host_calls import HostCallClient, RecordCall, RemoteName
-from .host_errors import error_class
-from .tracebacks import source_lines
+from .host_calls import HostCallClient, RecordCall, RemoteName, error_class
 
 DEEPEST = 50
 """Depth of workflows that call each other; a deeper call is considered endless."""
@@ -196,7 +195,7 @@ class WorkflowRunner:
         filename = f"<workflow {name}>"
         if isinstance(source, str):
             code = compile(source, filename, "exec", dont_inherit=True)
-            self._compiled[name] = digest, code, source_lines(source)
+            self._compiled[name] = digest, code, io.StringIO(f"{source}\n", newline=None).readlines()
         _, code, lines = self._compiled[name]
         # For tracebacks; each time, because code may have cleared the cache.
         linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)
