@@ -4,7 +4,7 @@ import asyncio
 import json
 import math
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carrel.conversation.messages import user_text_message
 from carrel.errors import ArtifactNameRefused, ArtifactNotFoundError, ArtifactReadError, ArtifactWriteError
 from carrel.library.artifact_format import (
     key_to_name,
@@ -21,10 +22,15 @@ from carrel.library.artifact_format import (
     validate_artifact_name,
 )
 from carrel.library.artifacts import ArtifactStore, ChunkedUploads
+from carrel.session import RedisStorage
 from carrel.storage.base import Stamp
 from carrel.storage.files.store import FileStore
 from carrel.storage.memory import MemoryStore
+from tests.support.lazy_module import LazyModule
+from tests.support.real_redis import RealRedis
 from tests.support.stores import Backend
+
+redis = LazyModule("redis")
 
 
 def artifacts(backend: Backend, **settings: Any) -> ArtifactStore:
@@ -474,3 +480,27 @@ async def test_artifacts_are_readable_files(tmp_path: Path) -> None:
     assert (tmp_path / "artifacts" / "a" / "report.md").read_text() == "# Hello\n"
     assert json.loads((tmp_path / "artifacts" / "data.json").read_text()) == {"b": [1, 2]}
     assert [path.name for path in (tmp_path / "artifacts").iterdir()].count("data.json") == 1
+
+
+async def test_on_a_full_server_what_fills_it_can_be_deleted(start_redis: Callable[..., RealRedis]) -> None:
+    server = start_redis(maxmemory="10mb", maxmemory_policy="noeviction")
+    async with RedisStorage(server.url) as storage:
+        artifacts, sessions = storage.get_artifact_store(), storage.get_session_store()
+        await sessions.create_session("Stars", session_id="stars")
+        await sessions.append_message("stars", user_text_message("hello"))
+        saved: list[str] = []
+
+        async def fill() -> None:
+            while True:
+                await artifacts.save(f"a{len(saved)}", b"x" * 200_000)
+                saved.append(f"a{len(saved)}")
+
+        with pytest.raises(ArtifactWriteError, match="is full"):
+            await fill()
+        with redis.Redis.from_url(server.url) as client:
+            client.config_set("maxmemory", "1mb")
+        assert saved
+        await artifacts.delete(saved[0])
+        assert not await artifacts.exists(saved[0])
+        await sessions.delete_session("stars")
+        assert await sessions.list_sessions() == []

@@ -101,21 +101,11 @@ async def test_a_registered_function_is_a_tool(session: Session) -> None:
     assert "area" in [tool["name"] for tool in await session.list_tools()]
 
 
-async def test_call_tool(session: Session) -> None:
-    assert await session.call_tool("echo.say", words="hi") == "hi\n"
-
-
 async def test_a_stream_ends_with_its_result(session: Session) -> None:
     pieces = [piece async for piece in session.stream("print('a')\nprint('b')\n3")]
     assert "".join(piece.text for piece in pieces if isinstance(piece, Output)) == "a\nb\n"
     assert isinstance(pieces[-1], ExecutionResult)
     assert pieces[-1].value == 3
-
-
-async def test_after_close_a_run_says_so(session: Session) -> None:
-    await session.close()
-    await session.close()
-    assert (await session.run("1")).error == "Session is closed"
 
 
 async def test_reset_clears_only_the_variables(session: Session) -> None:

@@ -14,29 +14,12 @@ from tests.support.wheels import build_wheel
 from .conftest import ECHO, KINDS, SANDBOX, Storage, executor_of
 
 OTHER = Path(__file__).parent / "session_process.py"
-SIZE = 300_000
 CONFINED = tuple(SANDBOX)
 """In one process there is one path to import from, for as long as a session uses it."""
 
 
 async def both(storage_again: Storage) -> tuple[Session, Session]:
     return Session(storage_again(), InProcessExecutor()), Session(storage_again(), InProcessExecutor())
-
-
-async def test_the_same_artifact_saved_twice_is_whole(storage_again: Storage) -> None:
-    one, two = await both(storage_again)
-    async with one, two:
-        for _ in range(15):
-            await asyncio.gather(
-                one.save_artifact("a.txt", "x" * SIZE, "by one", {"by": 1}),
-                two.save_artifact("a.txt", "y" * SIZE, "by two", {"by": 2}),
-            )
-            data = await one.load_artifact("a.txt")
-            assert data in ("x" * SIZE, "y" * SIZE)
-            assert await two.load_artifact("a.txt") == data
-            [artifact] = await one.list_artifacts()
-            assert (artifact["description"], artifact["metadata"]) in (("by one", {"by": 1}), ("by two", {"by": 2}))
-            assert await two.list_artifacts() == [artifact]
 
 
 async def test_two_that_open_the_same_conversation_share_it(storage_again: Storage) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from carrel import (
     ArtifactNotFoundError,
-    CarrelError,
     InProcessExecutor,
     RuntimeDepsDisabledError,
     Session,
@@ -91,42 +90,14 @@ async def test_workflows(session: Session) -> None:
     assert await session.remove_workflow("rated") is True
     assert await session.remove_workflow("rated") is False
     assert [each["name"] for each in await session.list_workflows()] == ["double"]
-
-
-@pytest.mark.parametrize(
-    "name", ["", "no name", "1st", "a-b", "../x", "a/b", "class", "a.b", "x" * 500, "a\nb", "\x00"]
-)
-async def test_a_wrong_workflow_name_is_refused(session: Session, name: str) -> None:
-    with pytest.raises(ValueError, match=r".+"):
-        await session.add_workflow(name, "def run(): pass", "x")
-    assert [each["name"] for each in await session.list_workflows()] == ["double"]
-    assert await session.get_workflow(name) is None
-    assert await session.remove_workflow(name) is False
-
-
-@pytest.mark.parametrize("source", ["", "x = 1", "def walk(): pass", "class run: pass", "run = 7"])
-async def test_a_source_without_run(session: Session, source: str) -> None:
-    with pytest.raises(ValueError, match="run"):
-        await session.add_workflow("w", source, "x")
+    for name, source, error in (
+        ("a-b", "def run(): pass", ValueError),
+        ("w", "run = 7", ValueError),
+        ("w", "def", SyntaxError),
+    ):
+        with pytest.raises(error):
+            await session.add_workflow(name, source)
     assert await session.get_workflow("w") is None
-
-
-@pytest.mark.parametrize("source", ["def run(:\n", "def run():\nreturn 1\n", "def run():\n\treturn '\x00'\n"])
-async def test_a_source_with_a_syntax_error(session: Session, source: str) -> None:
-    with pytest.raises(SyntaxError):
-        await session.add_workflow("w", source, "x")
-    assert await session.get_workflow("w") is None
-
-
-async def test_saving_listing_and_searching_run_nothing(session: Session, tmp_path: Path) -> None:
-    marker = tmp_path / "it-ran"
-    source = f"open({str(marker)!r}, 'w').close()\n\ndef run(x=open({str(marker)!r}, 'w')):\n    'Says so.'\n"
-    await session.add_workflow("loud", source, "")
-    await session.list_workflows()
-    await session.search_workflows("says so")
-    await session.get_workflow("loud")
-    await session.describe()
-    assert not marker.exists()
 
 
 async def test_skills_are_the_same_five(session: Session) -> None:
@@ -138,56 +109,6 @@ async def test_skills_are_the_same_five(session: Session) -> None:
     assert (await session.run("(skills.seven(), workflows.seven())")).value == (7, 7)
     assert await session.remove_skill("seven") is True
     assert await session.remove_skill("seven") is False
-
-
-DATA = [
-    "text",
-    "",
-    "dos\r\nlines\r",
-    "\x00\u202e😀",
-    b"",
-    b"\x00\xff\r\n",
-    0,
-    7,
-    -1.5,
-    2**70,
-    True,
-    False,
-    None,
-    [],
-    {},
-    [1, [2, [None]]],
-    {"a": {"b": [1.5, "x", None, True]}, "": 1},
-]
-
-
-@pytest.mark.parametrize("data", DATA, ids=repr)
-async def test_data_comes_back_as_saved(session: Session, data: object) -> None:
-    await session.save_artifact("folder/thing", data)
-    back = await session.load_artifact("folder/thing")
-    assert back == data
-    assert type(back) is type(data)
-
-
-@pytest.mark.parametrize(
-    "name", ["a", "a.txt", "a.json", "a.bin", "deep/er/still.txt", "with space", "grüße/你好.txt", "a.b.c", "-x", "UP"]
-)
-async def test_odd_names_come_back(session: Session, name: str) -> None:
-    for data in ("text", b"\xff\x00", {"a": 1}):
-        made = await session.save_artifact(name, data)
-        assert made["name"] == name
-        assert await session.load_artifact(name) == data
-    assert [each["name"] for each in await session.list_artifacts()] == [name]
-
-
-@pytest.mark.parametrize(
-    "name", ["", "/etc/passwd", "../x", "a/../../x", "a\x00b", "a\nb", ".", "..", "a//b", "x" * 5000]
-)
-async def test_artifact_names_outside_the_folder_are_refused(session: Session, name: str) -> None:
-    with pytest.raises((ValueError, OSError)) as caught:
-        await session.save_artifact(name, "x")
-    assert isinstance(caught.value, CarrelError)
-    assert await session.list_artifacts() == []
 
 
 async def test_artifacts(session: Session) -> None:
@@ -203,6 +124,8 @@ async def test_artifacts(session: Session) -> None:
     assert (plain["description"], plain["metadata"]) == ("", {})
     assert await session.delete_artifact("plain") is None
     assert await session.delete_artifact("plain") is None
+    with pytest.raises(ValueError, match="relative path"):
+        await session.save_artifact("../x", "x")
     for kind in (ArtifactNotFoundError, KeyError):
         with pytest.raises(kind, match="plain"):
             await session.load_artifact("plain")
