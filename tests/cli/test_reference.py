@@ -27,7 +27,7 @@ command: echo hello
 schema:
   positional: [{name: name, type: string}]
 """
-SERVERS = ("carrel serve", "carrel mcp")
+SERVERS = ("carrel serve", "carrel web", "carrel mcp")
 
 
 def commands(group: Any, path: str = "carrel") -> Iterator[tuple[str, Any]]:

@@ -29,6 +29,7 @@ _COMMANDS = {
     "datasets": "datasets.app",
     "task": "task.app",
     "serve": "server.app",
+    "web": "server.app",
     "mcp": "server.app",
     "keys": "server.keys",
 }

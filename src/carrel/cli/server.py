@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import webbrowser
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -28,8 +30,10 @@ from carrel.cli.options import (
     parse_age,
     resolve_base,
 )
-from carrel.cli.output import Column, flush, print_json, print_table, print_text
-from carrel.execution.config import MODES, SandboxMode
+from carrel.cli.output import Column, flush, is_terminal, print_json, print_table, print_text
+from carrel.execution.config import MODES
+
+T = TypeVar("T", bound=str)
 
 app = typer.Typer()
 keys = group(
@@ -76,10 +80,14 @@ async def serve(
     allow_network: Annotated[
         bool, typer.Option("--allow-network", help="Allow sessions without a sample to request network access.")
     ] = False,
+    page: Annotated[
+        str | None,
+        typer.Option(metavar="MODE", help="The web page: read, act or off. Default: act on loopback, else read."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Serve sessions over HTTP until Ctrl-C."""
-    mode = _sandbox_mode(sandbox or os.environ.get("CARREL_SANDBOX") or "required")
+    mode = _one_of("--sandbox", sandbox or os.environ.get("CARREL_SANDBOX") or "required", MODES)
     folder = resolve_base(base)
     if datasets is not None:
         existing_folder(datasets, "--datasets", must_exist=True)
@@ -97,6 +105,7 @@ async def serve(
         max_sessions=max_sessions,
         prewarmed=prewarmed,
         retention=parse_age(retention) if retention is not None else None,
+        page=_one_of("--page", page, server.PAGE_MODES) if page is not None else None,
     )
 
     def listening(url: str, key: str | None) -> None:
@@ -113,11 +122,36 @@ async def serve(
     await server.serve_http(settings, listening)
 
 
-def _sandbox_mode(text: str) -> SandboxMode:
-    for mode in MODES:
-        if mode == text:
-            return mode
-    raise WrongUsage(f"--sandbox: {text!r} is not one of {', '.join(MODES)}")
+def _one_of(option: str, text: str, choices: Sequence[T]) -> T:
+    for choice in choices:
+        if choice == text:
+            return choice
+    raise WrongUsage(f"{option}: {text!r} is not one of {', '.join(map(str, choices))}")
+
+
+@command(app, "web", panel=SERVER, example="carrel web --port 8765")
+async def web(
+    port: Annotated[int, typer.Option(metavar="PORT", help="The port; 0 for any free one.", min=0, max=65535)] = 0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")] = True,
+    base: Base = None,
+    as_json: Json = False,
+) -> None:
+    """Show the sessions and task runs of a base folder as a web page, until Ctrl-C.
+
+    Only this machine can connect."""
+
+    def listening(link: str) -> None:
+        if as_json:
+            typer.echo(json.dumps({"url": link}))
+        else:
+            print_text(f"Listening on {link.partition('/enter')[0]}")
+            print_text(f"Open {link}")
+            print_text("The link logs in once, within five minutes. Ctrl-C stops the page.", "dim")
+        flush()
+        if browser and not as_json and is_terminal():
+            webbrowser.open(link)
+
+    await server.serve_page(resolve_base(base), port, listening)
 
 
 @command(app, "mcp", panel=SERVER, example="carrel mcp --http 8765")
@@ -182,7 +216,8 @@ async def add_key(
     It cannot be printed again, because only its hash is stored."""
     lifetime = parse_age(expires) if expires is not None else None
     async with server.open_keys(_server_store(base, store, data)) as api_keys:
-        key = await api_keys.add(name, scope=_parse_scope(scope), session=session, lifetime=lifetime)
+        limit = _one_of("--scope", scope, server.SCOPES)
+        key = await api_keys.add(name, scope=limit, session=session, lifetime=lifetime)
     if as_json:
         print_json({"name": name, "key": key, "scope": scope, "session": session})
     else:
@@ -217,7 +252,8 @@ async def revoke_keys(
 
     A running server refuses them within a second."""
     async with server.open_keys(_server_store(base, store, data)) as api_keys:
-        revoked = await api_keys.revoke(name, scope=_parse_scope(scope) if scope is not None else None, session=session)
+        limit = _one_of("--scope", scope, server.SCOPES) if scope is not None else None
+        revoked = await api_keys.revoke(name, scope=limit, session=session)
     if as_json:
         print_json({"name": name, "revoked": True, "keys": [_key_data(key) for key in revoked]})
     else:
@@ -230,13 +266,6 @@ def _server_store(base: Path | None, store: str | None, data: Path | None) -> st
     if store is not None and data is not None:
         raise WrongUsage("--data is the same as --store with a folder; give one of them")
     return store or data or resolve_base(base) / "server"
-
-
-def _parse_scope(text: str) -> server.KeyScope:
-    for scope in server.SCOPES:
-        if scope == text:
-            return scope
-    raise WrongUsage(f"--scope: {text!r} is not one of {', '.join(server.SCOPES)}")
 
 
 def _key_data(key: server.ApiKey) -> dict[str, Any]:

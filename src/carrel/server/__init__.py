@@ -7,15 +7,18 @@ from carrel.errors import MissingExtra
 
 if TYPE_CHECKING:
     from carrel.server.app import serve as serve_http
+    from carrel.server.app import serve_page as serve_page
     from carrel.server.auth import SCOPES as SCOPES
     from carrel.server.auth import ApiKey as ApiKey
     from carrel.server.auth import KeyScope as KeyScope
     from carrel.server.auth import open_keys as open_keys
     from carrel.server.mcp.http import serve_http as serve_mcp_http
     from carrel.server.mcp.server import serve_stdio as serve_mcp_stdio
+    from carrel.server.settings import PAGE_MODES as PAGE_MODES
     from carrel.server.settings import ServerSettings as ServerSettings
 
 __all__ = [
+    "PAGE_MODES",
     "SCOPES",
     "ApiKey",
     "KeyScope",
@@ -24,6 +27,7 @@ __all__ = [
     "serve_http",
     "serve_mcp_http",
     "serve_mcp_stdio",
+    "serve_page",
 ]
 
 _MODULES = {
@@ -33,6 +37,8 @@ _MODULES = {
     "open_keys": ("carrel.server.auth", "open_keys"),
     "ServerSettings": ("carrel.server.settings", "ServerSettings"),
     "serve_http": ("carrel.server.app", "serve"),
+    "serve_page": ("carrel.server.app", "serve_page"),
+    "PAGE_MODES": ("carrel.server.settings", "PAGE_MODES"),
     "serve_mcp_http": ("carrel.server.mcp.http", "serve_http"),
     "serve_mcp_stdio": ("carrel.server.mcp.server", "serve_stdio"),
 }

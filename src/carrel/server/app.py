@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import uvicorn
 from fastapi import APIRouter, FastAPI
+from starlette.applications import Starlette
 
 from carrel.errors import ConfigurationError
 from carrel.execution import temp_dirs
@@ -18,6 +20,11 @@ from carrel.server.responses import PREFIX
 from carrel.server.routes import datasets, sessions, workspace
 from carrel.server.session_manager import SessionManager
 from carrel.server.settings import ServerSettings, open_storage
+from carrel.server.web.archive import Archive, Runs
+from carrel.server.web.login import Logins
+from carrel.server.web.pages import Pages
+from carrel.session import FileStorage
+from carrel.storage.memory import MemoryStore
 from carrel.tasks.dataset import Datasets
 from carrel.version import __version__
 
@@ -37,6 +44,11 @@ def create_app(manager: SessionManager, keys: ApiKeys) -> FastAPI:
         routes.include_router(router)
     app.include_router(routes)
     add_error_handlers(app)
+    mode = manager.settings.page or ("act" if is_loopback(manager.settings.host) else "read")
+    if mode != "off":
+        logins = Logins(manager.storage.store, keys, may_act=mode == "act")
+        archives = {"server": Archive(manager.storage, manager)}
+        app.router.routes.extend(Pages(archives, logins, host=manager.settings.host, manager=manager).routes())
     # The last one added is the outermost.
     app.add_middleware(IdempotencyMiddleware, answers=manager.answers)
     app.add_middleware(BodyLimitMiddleware, limit=manager.settings.max_body)
@@ -79,13 +91,32 @@ async def serve(settings: ServerSettings, on_listening: Callable[[str, str | Non
         await storage.close()
 
 
+async def serve_page(base: Path, port: int, on_listening: Callable[[str], None]) -> None:
+    """Serve the web page of a base folder on this machine until a signal; `on_listening` gets a link that logs in."""
+    host = "127.0.0.1"
+    archives = {"local": Archive(FileStorage(base))}
+    if (base / "server").is_dir():
+        archives["server"] = Archive(FileStorage(base / "server"))
+    logins = Logins(MemoryStore(), None, may_act=True)
+    app = Starlette(routes=Pages(archives, logins, host=host, runs=Runs(base / "runs")).routes())
+    app.add_middleware(EdgeMiddleware, metrics=Metrics())
+    with bind(host, port) as bound:
+        link = f"{url_of(bound, host)}/enter#{await logins.new_link()}"
+
+        async def end() -> None:
+            for archive in archives.values():
+                await archive.conversations.close()
+
+        await Listener(_uvicorn_config(app), on_listening=lambda: on_listening(link), on_end=end).serve(sockets=[bound])
+
+
 async def _end_when_lost(manager: SessionManager, listener: Listener) -> None:
     """End the server when it has lost its store, since another one may have taken it."""
     await manager.lost()
     listener.end()
 
 
-def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
+def _uvicorn_config(app: Starlette) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="asyncio",

@@ -6,11 +6,15 @@ import os
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Literal, get_args
 
 from carrel.errors import ConfigurationError
 from carrel.execution.config import SandboxMode
 from carrel.home import resolve_carrel_home
 from carrel.session import FileStorage, RedisStorage
+
+PageMode = Literal["read", "act", "off"]
+PAGE_MODES: tuple[PageMode, ...] = get_args(PageMode)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,8 @@ class ServerSettings:
     burst: int = 2000
     wrong_keys_per_second: float = 5.0
     """Of one address."""
+    page: PageMode | None = None
+    """What the web page may do: `read`, `act` (also change things) or `off`; None is `act` on loopback, else `read`."""
     max_body: int = 64 * 1024 * 1024
     """Bytes of one request."""
 

@@ -1,12 +1,11 @@
 """Export a session as one self-contained HTML page. Pure; the template only arranges what this module prepares."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 from html import escape
-from importlib.resources import files
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ from carrel.conversation.usage import count_usage, tokens_of
 from carrel.text import count_messages, neutralize_control_chars, parse_time, readable_time, single_line
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from jinja2 import Environment, Template
     from markdown_it import MarkdownIt
     from markdown_it.token import Token
 
@@ -68,19 +67,25 @@ class Page:
     items: list[Item]
 
 
-def page_of(data: SessionData, log: Sequence[Numbered] = ()) -> Page:
-    """The page of the visible messages, or with the log of all entries in order."""
-    entries = list(log) or [(0, message) for message in data["messages"]]
-    items = _Layout(entries, _active_entries(log) if log else None, data["session"].get("model")).items()
+def items_of(entries: Sequence[Numbered], session: Mapping[str, Any], active: set[int] | None = None) -> list[Item]:
+    """Return elements for some entries of a session; those that are not `active` are folded as set aside."""
+    items = _Layout(entries, active, session.get("model")).items()
     for item in items:
         if item.kind == "set-aside":
             item.text = f"{count_messages(len(item.items))} set aside by a rewind"
+    return _with_days(items, session.get("created_at"))
+
+
+def page_of(data: SessionData, log: Sequence[Numbered] = ()) -> Page:
+    """The page of the visible messages, or with the log of all entries in order."""
+    entries = list(log) or [(0, message) for message in data["messages"]]
+    items = items_of(entries, data["session"], _active_entries(log) if log else None)
     return Page(
         title=single_line(data["session"].get("title") or "Untitled"),
         facts=_facts(data, entries, log),
         labels=[(item.seq, text) for item in _flat(items) for text in item.labels],
         problems=[single_line(problem) for problem in data.get("problems", [])],
-        items=_with_days(items, data["session"].get("created_at")),
+        items=items,
     )
 
 
@@ -262,11 +267,16 @@ def to_html(data: SessionData, log: Sequence[Numbered] = ()) -> str:
 
 @lru_cache(maxsize=1)
 def _template() -> "Template":
-    from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 -- only an export needs it, `import carrel` does not
+    # Jinja is loaded here, because only an export needs it and `import carrel` does not.
+    return templates().get_template("page.html.j2")
 
-    source = files("carrel.conversation.export").joinpath("page.html.j2").read_text("utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
-    return environment.from_string(source)
+
+def templates(package: str = "carrel.conversation.export") -> "Environment":
+    """Return the templates of a package, and those of this one."""
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 -- see `_template`
+
+    loaders = [PackageLoader(name, ".") for name in dict.fromkeys((package, "carrel.conversation.export"))]
+    return Environment(loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined)
 
 
 @dataclass

@@ -1,0 +1,272 @@
+"""The web page: what it shows to whom, that nothing in a session can act on its reader, and its actions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from carrel import SessionStore
+from carrel.conversation.messages import (
+    assistant_message,
+    build_message,
+    text_block,
+    tool_result_block,
+    tool_use_block,
+    user_text_message,
+)
+from carrel.server.web.archive import Archive, Runs
+from carrel.server.web.login import Logins
+from carrel.server.web.pages import Pages
+from carrel.session import FileStorage
+from carrel.storage.memory import MemoryStore
+from carrel.tasks import RunFolder, RunInfo, TaskResult
+from tests.server.conftest import NewServer
+from tests.support.missing_parts import skip_without
+from tests.support.server_process import ServerProcess, create_session
+
+ATTACK = (
+    "\"'><script>document.documentElement.dataset.ran=1</script><img src=x onerror='document.title=1'>"
+    "</textarea></title>[a](javascript:alert(1)){{ 7 * 6 }}\x1b]0;x\x07\u202e\x00"
+)
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+async def write_sessions(base: Path) -> None:
+    async with SessionStore(base / "sessions") as store:
+        await store.create_session(ATTACK, session_id="hostile", model=ATTACK)
+        for number in range(150):
+            call = tool_use_block(tool_id=f"c{number}", name=ATTACK, input={ATTACK: ATTACK})
+            result = tool_result_block(tool_use_id=f"c{number}", model_text=ATTACK, is_error=number % 2 == 1)
+            await store.append_many(
+                "hostile",
+                [
+                    user_text_message(f"question {number} {ATTACK}"),
+                    assistant_message([text_block(ATTACK), call]),
+                    build_message("user", [result]),
+                ],
+            )
+        await store.label("hostile", ATTACK, 3)
+        await store.fork_session("hostile", 6, title=f"fork {ATTACK}")
+    trace = base / "sessions" / "traced" / "trace.jsonl"
+    trace.parent.mkdir()
+    step = {"id": "1", "kind": "run", "name": ATTACK, "started_at": "2026-01-01T10:00:00+00:00", "duration": 0.5}
+    call_of_it = {**step, "id": "2", "kind": "call", "parent": "1", "outcome": "ok", "error": ATTACK}
+    trace.write_text(f"{json.dumps(step)}\n{json.dumps(call_of_it)}\n")
+
+
+def write_run(runs: Path, name: str, outcomes: dict[str, list[str]]) -> None:
+    attempts = max(map(len, outcomes.values()))
+    run = RunFolder(runs / name)
+    now = datetime.now(UTC)
+    run.write_info(RunInfo(dataset="d", agent=ATTACK, attempts=attempts, samples=list(outcomes), started_at=now))
+    with run.results_file.open("w") as file:
+        for sample, found in outcomes.items():
+            for attempt, outcome in enumerate(found, 1):
+                verdict: dict[str, Any] = {"outcome": outcome, "is_success": outcome == "solved"}
+                result = TaskResult(
+                    dataset="d", sample_id=sample, attempt=attempt, started_at=now, verdict=verdict, **verdict
+                )
+                file.write(result.model_dump_json() + "\n")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    asyncio.run(write_sessions(folder))
+    write_run(folder / "runs", "first", {"a": ["solved", "not_solved"], "b": ["not_solved", "not_solved"]})
+    write_run(folder / "runs", "second", {"a": ["solved", "solved"], "b": ["not_solved", "not_solved"]})
+    return folder
+
+
+@pytest.fixture
+async def page(base: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """The page of a base folder, logged in."""
+    logins = Logins(MemoryStore(), None, may_act=True)
+    archive = Archive(FileStorage(base))
+    app = Starlette(routes=Pages({"local": archive}, logins, host="127.0.0.1", runs=Runs(base / "runs")).routes())
+    url = "http://127.0.0.1"
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=url, headers={"Origin": url}) as client:
+        entered = await client.post("/enter", data={"key": await logins.new_link()})
+        assert (entered.status_code, entered.headers["location"]) == (303, "/")
+        yield client
+    await archive.conversations.close()
+
+
+ACTIVE = re.compile(r"<script(?! src=\"/page.js\" defer>)|<img|<svg onload|href=\"javascript:|[\x00\x1b\u202e]")
+PAGES = ["/", "/?q=question", "/s/hostile", "/s/hostile?at=3", "/s/hostile/tree", "/s/hostile/trace"]
+PAGES += ["/s/hostile/files"]
+PAGES += ["/s/hostile/verdicts", "/s/traced", "/s/traced/trace", "/tasks", "/tasks/first", "/compare?a=first&b=second"]
+PAGES += ["/waiting", "/s/%3Cscript%3E", "/tasks/nope", "/?page=x"]
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_nothing_in_a_session_reaches_the_page_as_code(page: httpx.AsyncClient, path: str) -> None:
+    answer = await page.get(path)
+    assert answer.status_code in (200, 404, 422)
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert not ACTIVE.search(answer.text)
+    data = await page.get(path, headers={"Accept": "application/json"})
+    assert data.status_code == answer.status_code
+    json.loads(data.content)
+
+
+async def test_a_long_conversation_is_shown_in_windows_from_its_end(page: httpx.AsyncClient) -> None:
+    async def shown(query: str) -> list[int]:
+        text = (await page.get(f"/s/hostile{query}")).text
+        return [int(number) for number in re.findall(r'id="entry-(\d+)"', text)]
+
+    end = await shown("")
+    assert (end[0] >= 252, end[-1] >= 448) == (True, True)
+    older = await shown("?before=252")
+    assert (older[0], 52 <= older[0] <= 54, older[-1] <= 251) == (older[0], True, True)
+    assert 100 in await shown("?at=100")
+    data = (await page.get("/s/hostile", headers={"Accept": "application/json"})).json()
+    assert (data["last_seq"], len(data["entries"])) == (451, 200)
+
+
+async def test_lists_trees_traces_and_runs(page: httpx.AsyncClient) -> None:
+    rows = (await page.get("/", headers={"Accept": "application/json"})).json()["rows"]
+    assert {row["id"] for row in rows} >= {"hostile", "traced"}
+    family = (await page.get("/s/hostile/tree", headers={"Accept": "application/json"})).json()["family"]
+    assert [each["depth"] for each in family][:2] == [0, 1]
+    assert family[1]["session"]["parent"] == "hostile"
+    steps = (await page.get("/s/traced/trace", headers={"Accept": "application/json"})).json()["steps"]
+    assert [(step["kind"], step["depth"]) for step in steps] == [("run", 0), ("call", 1)]
+    run = (await page.get("/tasks/first")).text
+    assert run.count("flaky") == 1
+    compared = (await page.get("/compare?a=first&b=second", headers={"Accept": "application/json"})).json()
+    assert compared["comparison"]["better"] == ["a"]
+
+
+async def test_actions_on_a_base_folder(page: httpx.AsyncClient) -> None:
+    labelled = await page.post("/s/hostile/do/label", data={"text": "see here", "at": "4"})
+    assert labelled.status_code == 303
+    assert "see here" in (await page.get("/s/hostile/tree")).text
+    forked = await page.post("/s/hostile/do/fork", data={"at": "3"})
+    assert (await page.get(forked.headers["location"])).status_code == 200
+    assert (await page.post("/s/hostile/do/close")).status_code == 409, "no server runs here"
+    assert (await page.post("/s/hostile/do/fly")).status_code == 404
+
+
+async def test_requests_that_are_refused(page: httpx.AsyncClient, base: Path) -> None:
+    for headers in ({"Host": "evil.example"}, {"Host": "evil.example:80"}):
+        assert (await page.get("/", headers=headers)).status_code == 403
+    for headers in ({"Origin": "http://evil.example"}, {"Origin": ""}, {"Sec-Fetch-Site": "cross-site"}):
+        assert (await page.post("/s/hostile/do/fork", headers=headers)).status_code == 403
+    await page.post("/leave")
+    for wanted, back in (("/s/hostile?at=3", "/s/hostile?at=3"), ("//evil.example", "/")):
+        redirect = await page.get(wanted) if wanted == back else await page.get("/enter", params={"next": wanted})
+        if wanted == back:
+            assert httpx.URL(redirect.headers["location"]).params["next"] == back
+        else:
+            assert "evil" not in redirect.text
+    assert (await page.get("/s/hostile", headers={"Accept": "application/json"})).status_code == 401
+    codes = [(await page.post("/enter", data={"key": "guess"})).status_code for _ in range(30)]
+    assert (codes[0], codes[-1]) == (401, 429)
+
+
+async def test_a_link_logs_in_once() -> None:
+    logins = Logins(MemoryStore(), None, may_act=True)
+    token = await logins.new_link()
+    assert await logins.enter("wrong", "a") is None
+    cookie = await logins.enter(token, "a")
+    assert cookie is not None
+    assert await logins.enter(token, "a") is None
+    assert await logins.enter(cookie, "a") is None, "a cookie is not a link"
+
+
+# --- the page of a server -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def logged_in(server: ServerProcess, key: str) -> Iterator[httpx.Client]:
+    url = server.url.removesuffix("/api/v1")
+    with httpx.Client(base_url=url, headers={"Origin": url}, timeout=60) as client:
+        assert client.post("/enter", data={"key": key}).status_code == 303
+        yield client
+
+
+def test_a_user_sees_and_changes_their_own_sessions(server: ServerProcess, client: httpx.Client) -> None:
+    session = create_session(client, dataset="demo", sample_id="calc-1")
+    client.post(f"/sessions/{session}/conversation", json={"messages": [{"role": "user", "content": "my question"}]})
+    client.post(f"/sessions/{session}/exec", json={"command": "echo x > new"}, headers={"Prefer": "wait=30"})
+    other, agent = server.add_key("other"), server.add_key("local", "--scope", "agent")
+    with logged_in(server, server.key) as page:
+        assert "demo / calc-1" in page.get("/").text
+        assert "my question" in page.get(f"/s/{session}").text
+        assert "+x" in page.get(f"/s/{session}/files").text
+        assert page.get("/api/v1/sessions").status_code == 401, "the cookie opens pages only"
+        assert page.post(f"/s/{session}/do/verify").headers["location"] == f"/s/{session}/verdicts"
+        job = json.loads(page.get(f"/s/{session}/verdicts", headers={"Accept": "application/json"}).text)["verdicts"][0]
+        client.get(f"/sessions/{session}/verify/{job['job_id']}", headers={"Prefer": "wait=55"})
+        assert "not_solved" in page.get(f"/s/{session}/verdicts").text
+        with page.stream("GET", f"/s/{session}/events") as events:
+            assert next(line for line in events.iter_lines() if line.startswith("data:")) is not None
+        assert page.post(f"/s/{session}/do/close").status_code == 303
+        assert client.get(f"/sessions/{session}").json()["status"] == "closed"
+        assert "+x" in page.get(f"/s/{session}/files").text, "a closed session keeps its diff"
+        assert page.get("/tasks").status_code == 404
+    with logged_in(server, other) as page:
+        assert "calc-1" not in page.get("/").text
+        assert "question" not in page.get("/?q=question").text.partition("<table>")[2]
+        for path in ("", "/tree", "/trace", "/files", "/verdicts", "/export.html", "/events"):
+            assert page.get(f"/s/{session}{path}").status_code == 404
+        server.keys("revoke", "other")
+        assert page.get("/", headers={"Accept": "application/json"}).status_code in (200, 401)
+    with logged_in(server, agent) as page:
+        assert "test_" not in page.get(f"/s/{session}/verdicts").text, "an agent sees no tests"
+        assert page.post(f"/s/{session}/do/fork").status_code == 403
+
+
+def test_what_the_page_may_do(new_server: NewServer) -> None:
+    server = new_server("--page", "read")
+    with server.client() as client:
+        session = create_session(client)
+    with logged_in(server, server.key) as page:
+        assert page.post(f"/s/{session}/do/close").status_code == 403
+        assert "<button>Close" not in page.get(f"/s/{session}").text
+    server.stop()
+    server.options[:] = ["--page", "off"]
+    server.start()
+    assert httpx.get(server.url.removesuffix("/api/v1"), timeout=60).status_code == 404
+
+
+def test_in_a_browser(base: Path, tmp_path: Path) -> None:
+    """The link logs in, the page opens at its end, and nothing of a hostile session runs or breaks the policy."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        skip_without("no Chromium on this machine: `apt install chromium`")
+    command = [sys.executable, "-m", "carrel", "web", "--json", "--base", str(base)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
+        assert serving.stdout is not None
+        try:
+            link = json.loads(serving.stdout.readline())["url"].replace("/enter#", "/enter?next=/s/hostile#")
+            options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--timeout=15000"]
+            shown = subprocess.run(
+                [program, *options, "--enable-logging=stderr", "--dump-dom", link],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=True,
+            )
+        finally:
+            serving.terminate()
+    assert "question 149" in shown.stdout, shown.stdout[:2000] + shown.stderr[-2000:]
+    assert "data-ran" not in shown.stdout
+    assert "Content Security Policy" not in shown.stderr
+    assert "CONSOLE" not in shown.stderr
