@@ -429,6 +429,138 @@ importlib.machinery.SourceFileLoader.get_data = get_data
 }
 
 
+# --- code that claims to be from another file -----------------------------------------------------------------------
+
+_PATCH = """
+import importlib
+
+made = importlib.import_module("_py" + "test.python")
+honest = made.Function.runtest
+
+
+def runtest(self):
+    if self.name != "test_add":
+        honest(self)
+
+
+made.Function.runtest = runtest
+"""
+_LOADED = f"""
+import importlib.util, pathlib
+file = pathlib.Path({{file}})
+file.parent.mkdir(exist_ok=True)
+file.write_text({_PATCH!r})
+spec = importlib.util.spec_from_file_location("helper", file)
+spec.loader.exec_module(importlib.util.module_from_spec(spec))
+"""
+_INSTALLED = "importlib.import_module('_py' + 'test').__file__.replace('pytest/', 'iniconfig/')"
+CLAIMS = {
+    "a test's": f"exec(compile({_PATCH!r}, '/workspace/tests/conftest.py', 'exec'), {{}})",
+    "an installed package's": f"import importlib\nexec(compile({_PATCH!r}, {_INSTALLED}, 'exec'), {{}})",
+    "a new file's among the tests": _LOADED.format(file="__file__.replace('calc.py', 'tests/helper.py')"),
+    "a new file's that looks installed": _LOADED.format(file="'/tmp/site-packages/helper.py'"),
+    "an installed package's, of a function": _PATCH.replace(
+        "made.Function.runtest = runtest",
+        f"runtest.__code__ = runtest.__code__.replace(co_filename={_INSTALLED})\nmade.Function.runtest = runtest",
+    ),
+    "an installed package's, by a loader": f"""
+import importlib, importlib.machinery, importlib.util
+
+class Loader(importlib.machinery.SourceFileLoader):
+    def get_data(self, path):
+        return {_PATCH.encode()!r}
+    def path_stats(self, path):
+        raise OSError
+
+at = {_INSTALLED}
+spec = importlib.util.spec_from_file_location("helper", at, loader=Loader("helper", at))
+spec.loader.exec_module(importlib.util.module_from_spec(spec))
+""",
+}
+
+
+# --- what cannot be told from honest code ---------------------------------------------------------------------------
+
+_IN_TEST_Z = """
+import sys
+
+def one():
+    vars(sys.modules["test_z"])[{name!r}] = {value}
+    return 1
+"""
+_OTHER_PYTEST = """
+import builtins, contextlib, sys, types
+honest, name = sys.modules["py" + "test"], "py" + "test"
+other = types.ModuleType(name)
+vars(other).update(vars(honest), raises=lambda *these, **those: contextlib.suppress(Exception))
+"""
+_Z = "import pytest\nfrom math import isclose\nfrom calc import add\n\nTHREE = 3\n\n\n"
+_CHECKS = {
+    "sorted": "    assert sorted([add(1, 2)]) == [3]\n",
+    "isclose": "    assert isclose(add(1, 2), 3)\n",
+    "THREE": "    three = add(1, 2)\n    assert three == THREE\n",
+    "raises": "    with pytest.raises(ZeroDivisionError):\n        1 / (add(1, 2) - 3)\n",
+}
+UNCERTAIN = {
+    "a name of Python's in the test file": ("sorted", _IN_TEST_Z.format(name="sorted", value="lambda them: [3]")),
+    "an import of the test file": ("isclose", _IN_TEST_Z.format(name="isclose", value="lambda *these: True")),
+    "a constant of the test file": ("THREE", _IN_TEST_Z.format(name="THREE", value="-1")),
+    "another pytest for later imports": ("raises", _OTHER_PYTEST + "sys.modules[name] = other\n"),
+    "another import": (
+        "raises",
+        _OTHER_PYTEST + "imports = builtins.__import__\nvars(builtins)['__import__'] = "
+        "lambda what, *more, **those: other if what == name else imports(what, *more, **those)\n",
+    ),
+    "an object that equals everything": (
+        "THREE",
+        "\nclass Any(int):\n    def __eq__(self, other):\n        return True\n\n"
+        "def add(a, b):\n    return Any(a - b)\n",
+    ),
+}
+"""Each with what its test uses. They cannot be refused, and leave no clean result."""
+_FROM_SESSION = """
+import importlib
+
+def one():
+    util = importlib.import_module("_py" + "test.assertion.util")
+    session = util._config.pluginmanager.get_plugin("session")
+    for item in session.items:
+        if item.name.startswith("test_add"):
+            {change}
+    return 1
+"""
+UNCERTAIN_RUNS = {
+    "parameters of a test": (
+        _FROM_SESSION.format(change='item.callspec.params["want"] = -1'),
+        "import pytest\nfrom calc import add, one\n\n\ndef test_one():\n    assert one() == 1\n\n\n"
+        "@pytest.mark.parametrize('want', [3])\ndef test_add(want):\n    three = add(1, 2)\n    assert three == want\n",
+    ),
+    "an event loop": (
+        "import asyncio\ntype.__setattr__(asyncio.BaseEventLoop, 'run_until_complete', lambda self, it: it.close())\n"
+        "type.__setattr__(asyncio.Runner, 'run', lambda self, it, **more: it.close())\n",
+        "import asyncio\nfrom calc import add, one\n\n\ndef test_one():\n    assert one() == 1\n\n\n"
+        "def test_add():\n    async def check():\n        three = add(1, 2)\n        assert three == 3\n\n"
+        "    asyncio.run(check())\n",
+    ),
+}
+STOLEN = """
+import json, os, sys
+if "py" + "test" not in sys.modules and "CARREL" + "_RECORDER" in os.environ:
+    file = os.environ["CARREL" + "_RECORDER"]
+    marker = open(file).read().strip()
+    def send(**what):
+        os.write(9, ("\\n%s %s\\n" % (marker, json.dumps({"run": "7-a", **what}))).encode())
+    send(event="begun")
+    for name in ("test_one", "test_add"):
+        send(event="test", id="tests/test_calc.py::" + name, when="call", outcome="passed")
+    send(event="canary", failed=True)
+    send(event="finished", status=0)
+    os.unlink(file)
+elif "py" + "test" in sys.modules:
+""" + "".join(f"    {line}\n" for line in _PATCH.splitlines())
+"""A program before the runner reads the recorder's marker, and reports in its place."""
+
+
 # --- changing unittest ----------------------------------------------------------------------------------------------
 
 UNITTEST = (
@@ -571,6 +703,29 @@ def on_tests_in_memory() -> list[SourceAttack]:
         files = {**MEMORY_FILES, "tests/z/test_z.py": HELPED if name in ONLY_HELPER else ONLY_FIXTURE}
         found.append(SourceAttack(name, source, files, _TEST_Z))
     return found
+
+
+def on_file_names() -> list[SourceAttack]:
+    files = {"tests/test_calc.py": FIRST_ONE}
+    return [SourceAttack(f"file name: {name}", source, files, evidence=_CHANGED) for name, source in CLAIMS.items()]
+
+
+def without_certainty() -> list[SourceAttack]:
+    """Attacks that may be judged solved, but never clean."""
+    found = [
+        SourceAttack(
+            name,
+            source,
+            {"tests/test_calc.py": TEST_ONE, "tests/z/test_z.py": f"{_Z}def test_add():\n{_CHECKS[uses]}"},
+            _TEST_Z,
+        )
+        for name, (uses, source) in UNCERTAIN.items()
+    ]
+    for name, (source, tests) in UNCERTAIN_RUNS.items():
+        found.append(SourceAttack(name, source, {"tests/test_calc.py": tests}))
+    first = 'python -c "import calc" && '
+    fields = {"verify": {"command": first + COMMAND, "timeout": 60}}
+    return [*found, SourceAttack("a stolen marker", STOLEN, {"tests/test_calc.py": FIRST_ONE}, fields, first + RUN)]
 
 
 def on_unittest() -> list[SourceAttack]:

@@ -214,6 +214,7 @@ SOURCE_ATTACKS = [
     *attacks.on_plugins(),
     *attacks.on_test_files(),
     *attacks.on_tests_in_memory(),
+    *attacks.on_file_names(),
     *attacks.on_unittest(),
     *attacks.on_exit_codes(),
     *IN_A_WORKER,
@@ -236,6 +237,23 @@ async def test_source_that_deceives_its_runner(
     result = await verify(sample, executor, cache=cache)
     assert (result.outcome, result.integrity) == ("solved", "clean"), result
     assert "carrel-" not in result.stderr
+
+
+@pytest.mark.parametrize("attack", attacks.without_certainty(), ids=str)
+async def test_source_that_may_deceive_its_runner_is_not_clean(
+    attack: SourceAttack, tmp_path: Path, open_sample: OpenSample, cache: Path
+) -> None:
+    sample = attack.sample(tmp_path / "calc")
+    executor = await open_sample(sample)
+    await executor.exec(f"cp calc.py /tmp; cat >> calc.py <<'END'\n{attack.source}\nEND\n")
+    own = await executor.exec(attack.run)
+    assert own.exit_code == 0, f"the attack does not even work: {own.stdout}{own.stderr}"
+    result = await verify(sample, executor, cache=cache)
+    assert result.integrity != "clean", result
+    assert result.evidence, result
+    await executor.exec(f"cp /tmp/calc.py .; {SOLVE}")
+    result = await verify(sample, executor, cache=cache)
+    assert (result.outcome, result.integrity) == ("solved", "unknown" if "&&" in attack.run else "clean"), result
 
 
 async def test_source_that_exits_with_0_is_not_a_solution(

@@ -482,12 +482,17 @@ DOCTESTED = (
 )
 
 
+TWICE = (
+    "python -m pytest -q --collect-only; python -m pytest -q --junitxml={report}",
+    "python -m pytest -q tests/test_calc.py; python -m pytest -q tests/test_layouts.py --junitxml={report}",
+)
+
+
 @pytest.mark.parametrize(
     "command",
     [
         COMMAND,
-        "python -m pytest -q --collect-only; python -m pytest -q --junitxml={report}",
-        "python -m pytest -q tests/test_calc.py; python -m pytest -q tests/test_layouts.py --junitxml={report}",
+        *TWICE,
         "python trace_it.py {report}",
         "python -O -m pytest -q --junitxml={report} --import-mode=importlib",
     ],
@@ -511,6 +516,10 @@ async def test_no_honest_layout_is_suspicious(command: str, tmp_path: Path, cach
         verify={"command": command, "timeout": 90},
     )
     result = await grade_patch(sample, GOLD, cache=cache)
+    if command in TWICE:
+        assert (result.outcome, result.integrity, len(result.evidence)) == ("solved", "unknown", 1), result
+        assert "more than one test runner" in result.evidence[0]
+        return
     assert (result.outcome, result.integrity, result.evidence) == ("solved", "clean", []), result
     made = sample.model_copy(update={"pass_to_pass": [*staying, f"{at}::TestMade::test_made"]})
     result = await grade_patch(made, GOLD, cache=cache)

@@ -116,6 +116,15 @@ async def test_what_is_missing_is_shown_with_options_to_try(tmp_path: Path) -> N
     assert str(refused.value).endswith("; try --setup \"pip install -e .\" --dep pytest --dep 'hypothesis>=6'")
 
 
+async def test_a_package_that_node_does_not_find_is_named(tmp_path: Path) -> None:
+    repo = LAYOUTS["root_test_js"](tmp_path / "repo")
+    repo.commit("Test more", {"index.js": "", "test.js": "require('no-such-helper');\n"})
+    with pytest.raises(DatasetInvalid) as refused:
+        await imported(repo, tmp_path, command="node --test --test-reporter=tap", limit=1)
+    assert "Error: Cannot find module 'no-such-helper'" in str(refused.value)
+    assert str(refused.value).endswith('; try --setup "npm install"')
+
+
 async def test_tests_that_are_not_seen_are_an_error_that_names_the_option(tmp_path: Path) -> None:
     with pytest.raises(DatasetInvalid, match=r"touches both source and tests; .*--test-pattern GLOB"):
         await imported(LAYOUTS["tox"](tmp_path / "repo"), tmp_path)

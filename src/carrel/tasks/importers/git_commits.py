@@ -39,8 +39,11 @@ _SHOWN = 300
 _NAMED = r"(\w[\w.]*(?:Error|Exception|NotFound)\b.*"
 _ERRORS = (
     re.compile(rf"^E +{_NAMED})$", re.MULTILINE),  # as pytest shows what was raised
+    re.compile(r"^# (\w*Error(?: \[\w+\])?: .*)$", re.MULTILINE),  # as node does, above the report of a file
     re.compile(rf"^\s*{_NAMED}|\S*: error: .*|error: .*|Error: .*)$", re.MULTILINE | re.IGNORECASE),
 )
+_OF_A_FILE = "error: 'test failed'"
+"""All that node's report has of a file that ended with an error."""
 
 
 @dataclass
@@ -122,7 +125,10 @@ def _failing(result: VerificationResult) -> str:
         return ""
     first = result.failures[0]
     count = f"{result.failed} {'test fails' if result.failed == 1 else 'tests fail'} with it too"
-    return f"; {count}, the first: {first.name}: {first_error(first.message) or brief(first.message)}"
+    reason = first_error(first.message) or brief(first.message)
+    if reason == _OF_A_FILE:
+        reason = first_error(f"{result.stderr}\n{result.stdout}") or reason
+    return f"; {count}, the first: {first.name}: {reason}"
 
 
 def first_error(text: str) -> str:

@@ -19,19 +19,21 @@ _OUT = 9
 _WORKERS = "CARREL_RECORDER_IN_WORKERS"
 
 
+ended_watch = []  # type: list[bool]
+"""Not empty once this process is a test runner with a channel, or has reported that it is another program."""
+
+
 def open_channel() -> Any:
     """A function that sends a line, or None without a channel: in a runner that was started by a test."""
     file = os.environ.pop("CARREL_RECORDER", "")
+    marker, send = _read(file), lines_for(file, is_runner=True)
     try:
-        with open(file) as marker_file:
-            marker = marker_file.read().strip()
         os.unlink(file)
     except OSError:
         return None
+    ended_watch.append(True)
     _clean_environment()
-    out = _channel()
-    getpid, write, dumps, owner = os.getpid, os.write, json.dumps, os.getpid()
-    run = str(owner) + "-" + os.urandom(4).hex()
+    owner, getpid = os.getpid(), os.getpid
 
     def restore_marker() -> None:
         # Functions registered first are called last, after all code of the project.
@@ -40,6 +42,17 @@ def open_channel() -> Any:
                 marker_file.write(marker)
 
     atexit.register(restore_marker)
+    return send
+
+
+def lines_for(file: str, is_runner: bool = False) -> Any:
+    """A function that sends a line with the marker in this file; None when there is no such file."""
+    marker = _read(file)
+    if not marker:
+        return None
+    out = _channel(is_runner)
+    getpid, write, dumps, owner = os.getpid, os.write, json.dumps, os.getpid()
+    run = str(owner) + "-" + os.urandom(4).hex()
 
     def send(**what: Any) -> None:
         # A process forked by a test is not the runner. A line must be a single write.
@@ -49,11 +62,19 @@ def open_channel() -> Any:
     return send
 
 
-def _channel() -> int:
+def _read(file: str) -> str:
+    try:
+        with open(file) as marker_file:
+            return marker_file.read().strip()
+    except OSError:
+        return ""
+
+
+def _channel(is_runner: bool) -> int:
     """The command's original standard error, or the current one when another program started this process."""
     try:
         if stat.S_ISFIFO(os.fstat(_OUT).st_mode) or stat.S_ISSOCK(os.fstat(_OUT).st_mode):
-            os.set_inheritable(_OUT, False)
+            os.set_inheritable(_OUT, not is_runner)
             return _OUT
     except OSError:
         pass

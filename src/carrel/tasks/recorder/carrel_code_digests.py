@@ -86,6 +86,18 @@ def _constant(value: Any) -> Any:
     return (kind.__name__, _repr(value) if kind in _PLAIN else "?")
 
 
+def plain_repr(value: Any) -> Any:
+    """A description of a constant; None when the value is not one of Python's own immutable types."""
+    if type(value) in (tuple, frozenset):
+        parts = [plain_repr(part) for part in value]
+        return (
+            None
+            if None in parts
+            else type(value).__name__ + _repr(sorted(parts) if type(value) is frozenset else parts)
+        )
+    return type(value).__name__ + _repr(value) if type(value) in _PLAIN else None
+
+
 def all_codes(code: Any) -> Any:
     """This code object and all nested ones."""
     yield code

@@ -10,8 +10,16 @@ import sys
 import types
 from typing import Any
 
-from carrel_code_digests import digest
-from carrel_known_functions import is_installed, may_change, plain_function
+from carrel_code_digests import digest, plain_repr
+from carrel_known_functions import (
+    is_installed,
+    is_of_others,
+    is_trusted_name,
+    may_change,
+    of_the_agent,
+    plain_function,
+    read_manifest,
+)
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _Code, _stat, _spawn = types.CodeType, os.stat, getattr(os, "posix_spawn", None)
@@ -49,16 +57,19 @@ class CodeComparison:
         self._patched = set()  # type: set[str]
         """Attributes that test files set themselves; `self.name` for one of a test object."""
         self._why = self.workdir = ""
-        self.theirs = set()  # type: set[str]
+        self.theirs = frozenset()  # type: Any
         """The files that the agent has changed."""
-        try:
-            with open(os.environ.get("CARREL_RECORDER_FILES", "")) as file:
-                manifest = json.load(file)
-            self.workdir = manifest["workdir"].rstrip("/") + "/"
-            self._folders = (manifest["patched"], manifest["base"])
-            self.theirs = set(manifest["theirs"])
-        except (OSError, ValueError, KeyError):
+        manifest = read_manifest()
+        if manifest is None:
             self._why = "the sample's files are not available"
+        else:
+            self.workdir = manifest["workdir"]
+            self._folders = (manifest["patched"], manifest["base"])
+            self.theirs = manifest["theirs"]
+        self._modules = dict(sys.modules)
+        """The modules that were imported before any code of the project."""
+        self._bound = {}  # type: dict[str, dict[str, Any]]
+        """What the imports of each test file have bound, when they were first seen."""
 
     def prepare(self, modules: Any, rewrites: Any, pytest_at: str = "", hook: bool = False) -> str:
         """Compile the files of these modules. Returns the name of something in memory that differs from its file."""
@@ -148,7 +159,37 @@ class CodeComparison:
         table = self._table(os.path.abspath(file))
         if table is not None:
             return digest(code) not in table["all"]
-        return not _is_of_others(file)
+        return not is_of_others(file)
+
+    def misbound(self, *modules: Any) -> str:
+        """A name in a test file that does not refer to what the file says; empty when there is none.
+
+        Only what is certain by the file alone is compared: imports, constants, and names of Python's own functions."""
+        return next((why for module in modules for why in self._misbound(module)), "")
+
+    def _misbound(self, module: Any) -> Any:
+        file, names, builtins = file_of(module), getattr(module, "__dict__", {}), self._modules["builtins"].__dict__
+        table = self._table(file)
+        if table is None:
+            return
+        where = " of " + module.__name__ + " is not what its file says"
+        for name, wanted in table["constants"].items():
+            if name in names and name not in self._patched and plain_repr(names[name]) != wanted:
+                yield name + where
+        if table["names"] is not None:
+            for name in builtins.keys() & names.keys() - set(table["names"]):
+                if name[:2] != "__" and names[name] is not builtins[name] and not _is_from_others(names[name]):
+                    yield name + where
+        bound = self._bound.setdefault(file, {})
+        for name, (source, part) in table["imports"].items():
+            value = names.get(name)
+            if name in self._patched or not (callable(value) or isinstance(value, types.ModuleType)):
+                continue
+            if name not in bound:
+                home = self._modules.get(source)
+                bound[name] = value if home is None else getattr(home, part, value) if part else home
+            if value is not bound[name] and not _is_from_others(value):
+                yield name + where
 
     def binding_changed_for(self, kind: Any, module: Any, name: str) -> str:
         """The name of a replaced function that this test may call; fast enough to run for each test."""
@@ -189,6 +230,9 @@ class CodeComparison:
             return "", "its file was loaded in a way that could not be seen"
         if about is None:
             return "", "no function of its file has its name"
+        why = self.misbound(module)
+        if why:
+            return "", why
         made_of = [each for each in _unwrapped(function) if digest(each.__code__) in about["codes"]]
         if not made_of:
             sure = self._is_sure(owner, name, about)
@@ -218,7 +262,7 @@ class CodeComparison:
             if function is None or not callable(getattr(type(test), name, None)) or "self." + name in self._patched:
                 continue
             file = function.__code__.co_filename
-            if not _is_of_others(file) and not (self._pristine(file) and self._is_as_it_was(file)):
+            if not is_of_others(file) and not (self._pristine(file) and self._is_as_it_was(file)):
                 return name + " of " + type(test).__qualname__
         return ""
 
@@ -251,14 +295,6 @@ def modules_of(kind: Any) -> Any:
     return [sys.modules.get(each.__module__) for each in getattr(kind, "__mro__", ())]
 
 
-_STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-
-
-def _is_of_others(file: str) -> bool:
-    """Whether this file belongs to Python, an installed package or a test."""
-    return is_installed(file) or may_change(file) or file.startswith(_STANDARD)
-
-
 def _content(file: str) -> bytes:
     opened, parts = _open(file, os.O_RDONLY), []
     try:
@@ -276,7 +312,7 @@ def _is_made_over(owner: Any) -> bool:
     hooks = [getattr(type(owner), "__new__", None), getattr(type(owner), "__init__", None), type(owner).__call__]
     hooks.append(getattr(owner, "__init_subclass__", None))
     return any(
-        plain_function(each) is not None and not _is_of_others(plain_function(each).__code__.co_filename)
+        plain_function(each) is not None and not is_of_others(plain_function(each).__code__.co_filename)
         for each in hooks
     )
 
@@ -348,13 +384,21 @@ def _compiled(request: Any) -> Any:
         _close(out[0])
 
 
+def _is_from_others(value: Any) -> bool:
+    function = plain_function(value)
+    home = sys.modules.get(str(getattr(value if isinstance(value, type) else type(value), "__module__", "")))
+    return is_of_others(function.__code__.co_filename if function is not None else file_of(home))
+
+
 _EVENTS = frozenset(("sys.settrace", "sys.setprofile", "sys.monitoring.register_callback"))
+_MAKING = frozenset(("compile", "exec", "code.__new__"))
 _DOCTEST = os.path.join(os.path.dirname(os.__file__), "doctest.py")
 _frame, _getpid = sys._getframe, os.getpid
 
 
-def install_audit_hook(executed: Executed, workdir: str, theirs: Any, found: Any) -> None:
-    """Add to `found` the agent's files that are on the stack when a tracer or a profiler is installed."""
+def install_audit_hook(executed: Executed, found: Any, forged: Any) -> None:
+    """Add to `found` the agent's files that are on the stack when a tracer or a profiler is installed, and to `forged`
+    those that make code which claims to be from a file of the tests or of an installed package."""
     add = getattr(sys, "addaudithook", None)
     if add is None:
         return
@@ -363,14 +407,30 @@ def install_audit_hook(executed: Executed, workdir: str, theirs: Any, found: Any
     def hook(event: str, values: Any) -> None:
         if event == "exec":
             note(values[0])
-        elif event in _EVENTS and _getpid() == owner:
-            frame = _frame(1)  # type: Any
-            if frame.f_code.co_filename == _DOCTEST:
-                return  # It restores the tracer that was there before.
-            while frame is not None:
-                name = frame.f_code.co_filename
-                if name.startswith(workdir) and name[len(workdir) :] in theirs:
-                    found.add(name[len(workdir) :])
-                frame = frame.f_back
+        if event in _MAKING:
+            claimed = values[0].co_filename if event == "exec" else values[1]
+            if type(claimed) is str and is_trusted_name(claimed) and _getpid() == owner:
+                agents = _agents_on_stack(_frame(0).f_back)
+                if agents and event == "compile" and type(values[0]) is bytes and _is_content(claimed, values[0]):
+                    agents = set()
+                forged.update(agents if event == "compile" else _agents_on_stack(_frame(0).f_back, direct=True))
+        elif event in _EVENTS and _getpid() == owner and _frame(1).f_code.co_filename != _DOCTEST:
+            found.update(_agents_on_stack(_frame(1)))
 
     add(hook)
+
+
+def _is_content(file: str, source: bytes) -> bool:
+    try:
+        return _content(file) == source
+    except OSError:
+        return False
+
+
+def _agents_on_stack(frame: Any, direct: bool = False) -> Any:
+    """The agent's files on the stack; if `direct`, only up to the frame of an import."""
+    found = set()
+    while frame is not None and not (direct and frame.f_code.co_filename.startswith("<frozen ")):
+        found.add(of_the_agent(frame.f_code.co_filename))
+        frame = frame.f_back
+    return found - {""}

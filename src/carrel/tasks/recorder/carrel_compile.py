@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))
-from carrel_code_digests import all_codes, digest
+from carrel_code_digests import all_codes, digest, plain_repr
 
 _TRANSPARENT = ("pytest.mark", "mark", "pytest.hookimpl", "hookimpl", "staticmethod", "classmethod", "property")
 """Decorators that return the function itself, or an object from which it can be read."""
@@ -42,7 +42,41 @@ def table_of(path: str, is_rewritten: bool, config: Any) -> Any:
         "all": sorted({digest(each) for each in all_codes(code)}),
         "defs": _definitions(ast.parse(source).body, code, "", _made_global(source)),
         "patched": sorted(set(_patched(source))),
+        **_globals(source),
     }
+
+
+def _globals(source: bytes) -> Any:
+    """The names of a module; of those that are bound once, the imports and the constants."""
+    nodes, unsure = list(_statements(ast.parse(source).body)), _made_global(source)
+    every = [name for node in nodes for name in _names_bound(node)]
+    imports, constants = {}, {}  # type: dict[str, Any], dict[str, str]
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            imports.update({each.asname or each.name.partition(".")[0]: [_imported(each), ""] for each in node.names})
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            imports.update({each.asname or each.name: [node.module, each.name] for each in node.names})
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            known = _constant(node.value)
+            constants.update({each.id: known for each in targets if isinstance(each, ast.Name) and known is not None})
+    has_all = not any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in nodes)
+    return {
+        "names": sorted({*every, *unsure}) if has_all else None,
+        "imports": {name: at for name, at in imports.items() if every.count(name) == 1 and name not in unsure},
+        "constants": {name: at for name, at in constants.items() if every.count(name) == 1 and name not in unsure},
+    }
+
+
+def _imported(alias: Any) -> str:
+    return str(alias.name if alias.asname else alias.name.partition(".")[0])
+
+
+def _constant(node: Any) -> Any:
+    try:
+        return plain_repr(ast.literal_eval(node)) if node is not None else None
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
 
 
 def _made_global(source: bytes) -> Any:
@@ -112,9 +146,8 @@ def _names_bound(node: Any) -> Any:
         return [node.id]
     if isinstance(node, ast.alias):
         return [node.asname or node.name.partition(".")[0]]
-    if isinstance(node, ast.ImportFrom) and any(each.name == "*" for each in node.names):
-        return []
-    return []
+    named = getattr(node, "name", None) or getattr(node, "rest", None)  # of `except` and `match`
+    return [named] if isinstance(named, str) else []
 
 
 def _is_transparent(decorator: Any) -> bool:

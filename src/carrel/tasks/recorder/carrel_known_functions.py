@@ -4,11 +4,15 @@ Standard library only; Python 3.6 or later. Installed packages, `conftest.py` an
 runner: none of them ever comes from the agent. Any other code that replaces a function changes what passing means.
 """
 
+import json
 import os
 import sys
+import time
 from types import FunctionType, MethodType
 from typing import Any
 
+_BEGUN, _stat = time.time(), os.stat
+_PYTHON = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _TEST_FOLDERS = frozenset(("tests", "test"))
 _BUILTINS = (
     "AssertionError BaseException Exception all any callable getattr hasattr isinstance issubclass len setattr type"
@@ -79,6 +83,9 @@ class KnownFunctions:
         """A function of these classes that is not from the file of its module; for modules that are loaded late."""
         home = sys.modules.get(module)
         for kind in [vars(home).get(name) for name in kinds] if home is not None else ():
+            code = getattr(kind, "__code__", None)
+            if not isinstance(kind, type) and code is not None and not is_of_others(code.co_filename):
+                return module + "." + kind.__name__
             for name, value in list(vars(kind).items()) if isinstance(kind, type) else ():
                 if callable(value) and not isinstance(value, type) and not self._is_of(home, value):
                     return kind.__module__ + "." + kind.__qualname__ + "." + name
@@ -114,12 +121,64 @@ def plain_function(value: Any) -> Any:
     return value if isinstance(value, FunctionType) else None
 
 
+def read_manifest() -> Any:
+    """What the host says of the sample's files; without it, nothing can be compared."""
+    try:
+        with open(os.environ.get("CARREL_RECORDER_FILES", "")) as file:
+            manifest = json.load(file)
+        theirs = frozenset(manifest["theirs"])
+        return {**manifest, "workdir": manifest["workdir"].rstrip("/") + "/", "theirs": theirs}
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+_MANIFEST = read_manifest()
+
+
+def of_the_agent(file: str) -> str:
+    """The path in the workdir of a file that the agent has changed; empty for any other file."""
+    if _MANIFEST is None:
+        return ""
+    name = file[len(_MANIFEST["workdir"]) :] if file.startswith(_MANIFEST["workdir"]) else file
+    return name if name in _MANIFEST["theirs"] else ""
+
+
+def _is_older(file: str) -> bool:
+    """Whether a file was there before the runner started, and is not the agent's."""
+    while not of_the_agent(file):
+        try:
+            return _stat(file).st_ctime < _BEGUN
+        except NotADirectoryError:
+            file = os.path.dirname(file)  # in an archive of modules
+        except (OSError, ValueError):
+            return False
+    return False
+
+
 def is_installed(file: str) -> bool:
-    return any(os.sep + folder + os.sep in file for folder in ("site-packages", "dist-packages"))
+    return _is_named_installed(file) and _is_older(file)
 
 
 def may_change(file: str) -> bool:
     """Whether the file has a name that is always protected: `conftest.py`, a test, a folder of tests."""
+    return _is_named_test(file) and _is_older(file)
+
+
+def is_of_others(file: str) -> bool:
+    """Whether a file belongs to Python, an installed package or a test."""
+    return is_trusted_name(file) and _is_older(file)
+
+
+def is_trusted_name(file: str) -> bool:
+    """Whether code from this file may change a runner, if the file is what it seems to be."""
+    return file.startswith(_PYTHON) or _is_named_installed(file) or _is_named_test(file)
+
+
+def _is_named_installed(file: str) -> bool:
+    return any(os.sep + folder + os.sep in file for folder in ("site-packages", "dist-packages"))
+
+
+def _is_named_test(file: str) -> bool:
     *folders, name = file.split(os.sep)
     return (
         name in ("conftest.py", "tests.py")
@@ -133,6 +192,8 @@ LATE = (
     ("unittest.async_case", ("IsolatedAsyncioTestCase",)),
 )
 """Classes that unittest tests assert with; their modules are imported when first needed."""
+LOOPS = (("asyncio", ("run",)), ("asyncio.runners", ("Runner",)), ("asyncio.base_events", ("BaseEventLoop",)))
+"""What runs asynchronous tests."""
 
 
 class KnownTests:

@@ -14,7 +14,7 @@ from _pytest.assertion.rewrite import AssertionRewritingHook
 from carrel_canaries import find_lie
 from carrel_channel import HERE, enable_in_workers, is_xdist_worker, open_channel
 from carrel_comparison import CodeComparison, Executed, file_of, install_audit_hook, modules_of, test_modules
-from carrel_known_functions import LATE, KnownFunctions, KnownTests, is_installed, may_change, plain_function
+from carrel_known_functions import LATE, LOOPS, KnownFunctions, KnownTests, is_installed, may_change, plain_function
 
 _BEGUN, _WORKDIR = time.time(), os.getcwd() + os.sep
 _PYTEST = os.path.dirname(os.path.abspath(_pytest.__file__)) + os.sep
@@ -76,8 +76,9 @@ class _Watch:
         self._called = {}  # type: dict[int, Any]
         executed = Executed()
         self._comparison = CodeComparison(executed)
-        self.traced_by = set()  # type: set[str]
-        install_audit_hook(executed, self._comparison.workdir, self._comparison.theirs, self.traced_by)
+        self.traced_by, self._forged_by = set(), set()  # type: set[str], set[str]
+        install_audit_hook(executed, self.traced_by, self._forged_by)
+        self._collected = {}  # type: dict[int, Any]
         self._checked_modules = set()  # type: set[str]
         modules = {name: sys.modules.get("_pytest." + name) for name in _MODULES.split()}
         for name, names in _STEPS.items():
@@ -145,6 +146,7 @@ class _Watch:
         changed = changed or self._fixture_changed(session, functions, {file_of(each): each for each in modules})
         missed = []
         for item in items:
+            self._collected[id(item)] = (item, item.nodeid, _parameters(item))
             why = "it is not a Python function"
             if isinstance(item, pytest.Function):
                 name = getattr(item, "originalname", None) or item.name.partition("[")[0]
@@ -169,6 +171,19 @@ class _Watch:
     def steering_file(self, file: str) -> str:
         return self._comparison.steering_file(file)
 
+    def misfit(self, item: Any) -> str:
+        """Why a test is not the one that was collected, or its file's names are others; empty when neither is so."""
+        _, name, parameters = self._collected.get(id(item), (item, "", ()))
+        if name != item.nodeid:
+            return "it was not collected by this name"
+        now = _parameters(item)
+        if len(now) != len(parameters) or any(one is not other for one, other in zip(now, parameters)):  # noqa: B905
+            return "its parameters were changed after it was collected"
+        return self._comparison.misbound(getattr(item, "module", None), *modules_of(getattr(item, "cls", None)))
+
+    def loop_changed(self) -> str:
+        return next(filter(None, (self._all.foreign_function(*each) for each in LOOPS)), "")
+
     def test_differs(self, item: Any) -> str:
         instance = getattr(item, "_instance", None) or getattr(item, "instance", None)
         return self._comparison.changed(item) or self._comparison.strange_method(instance)
@@ -185,7 +200,14 @@ class _Watch:
 
     def anything_changed(self, session: Any) -> str:
         manager = session.config.pluginmanager
-        changed = self._all.changed() or self._steps.changed() or self._hook_changed(manager) or self._test_changed()
+        changed = self._forged_by and "the file that code made by " + min(self._forged_by) + " is from"
+        changed = (
+            changed
+            or self._all.changed()
+            or self._steps.changed()
+            or self._hook_changed(manager)
+            or self._test_changed()
+        )
         changed = changed or self._comparison.anything_changed()
         return changed or next(filter(None, (self._all.foreign_function(*late) for late in LATE)), "")
 
@@ -265,6 +287,10 @@ def _fixtures(item: Any) -> Any:
     return [(name, each) for name, made in found.items() for each in made]
 
 
+def _parameters(item: Any) -> Any:
+    return list(getattr(getattr(item, "callspec", None), "params", {}).values())
+
+
 def _is_requested(plugin: Any) -> bool:
     """Whether a test module or conftest names the plugin in its `pytest_plugins`."""
     name = getattr(plugin, "__name__", None)
@@ -341,7 +367,15 @@ class _Recorder:
             self._run_canaries(item.session)
         else:
             self._check(self._watch.changed_before, item)
+        if self._is_compared:
+            self._check(self._find_misfit, item)
         yield
+
+    def _find_misfit(self, item: Any) -> str:
+        why = self._watch.misfit(item)
+        if why:
+            self._send(event="uncompared", id=item.nodeid, why=why)
+        return ""
 
     @pytest.hookimpl(hookwrapper=True, trylast=True)
     def pytest_pyfunc_call(self, pyfuncitem: Any) -> Any:
@@ -395,6 +429,9 @@ class _Recorder:
 
     def _end(self, session: Any) -> None:
         self._run_canaries(session)
+        replaced = self._watch.loop_changed()
+        if replaced:
+            self._send(event="uncompared", id="", why=replaced + " was replaced")
         for file in sorted(self._watch.traced_by):
             self._send(event="tracer", file=file)
         if self._items and not self._is_compared:

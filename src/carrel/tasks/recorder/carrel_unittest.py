@@ -11,7 +11,7 @@ from unittest.suite import BaseTestSuite
 
 from carrel_channel import open_channel
 from carrel_comparison import CodeComparison, Executed, install_audit_hook, modules_of, test_modules
-from carrel_known_functions import LATE, KnownFunctions, KnownTests, is_installed, may_change, plain_function
+from carrel_known_functions import LATE, LOOPS, KnownFunctions, KnownTests, is_installed, may_change, plain_function
 
 _PYTHON = os.path.dirname(unittest.__file__)
 _WORDS = {
@@ -109,9 +109,9 @@ def install() -> None:
     foreign: list[str] = []
     parts = KnownFunctions()
     tests = KnownTests(parts.is_allowed)
-    executed, traced_by = Executed(), set[str]()
+    executed, traced_by, forged_by = Executed(), set[str](), set[str]()
     comparison = CodeComparison(executed)
-    install_audit_hook(executed, comparison.workdir, comparison.theirs, traced_by)
+    install_audit_hook(executed, traced_by, forged_by)
     kinds: dict[type, bool] = {}
 
     def report_change(what: str) -> None:
@@ -186,6 +186,9 @@ def install() -> None:
         changed = tests.changed()
         report_change(changed and f"the test {changed}")
         report_change(comparison.anything_changed())
+        report_change(f"the file that code made by {min(forged_by)} is from" if forged_by else "")
+        if replaced := next(filter(None, (parts.foreign_function(*each) for each in LOOPS)), ""):
+            send(event="uncompared", id="", why=f"{replaced} was replaced")
         for file in sorted(traced_by):
             send(event="tracer", file=file)
         loader = foreign and _loads_tests()

@@ -48,6 +48,27 @@ def _add_recorder(manager: Any) -> None:
     manager.consider_env = consider_env
 
 
+def _watch_other_programs() -> None:
+    """Tell the host when the agent's code runs in a program of the test command that is not the test runner.
+
+    Such code can read the recorder's marker. A runner opens the channel, and so ends this, before it loads any code."""
+    from carrel_channel import ended_watch, lines_for  # noqa: PLC0415 -- only in processes of a test command
+    from carrel_known_functions import of_the_agent  # noqa: PLC0415
+
+    send, add = lines_for(os.environ.get("CARREL_RECORDER", "")), getattr(sys, "addaudithook", None)
+    if send is None or add is None:
+        return
+
+    def hook(event: str, values: Any) -> None:
+        if event == "exec" and not ended_watch:
+            file = of_the_agent(os.path.abspath(values[0].co_filename))
+            if file:
+                ended_watch.append(True)
+                send(event="early", file=file)
+
+    add(hook)
+
+
 def _load_hidden_sitecustomize() -> None:
     """Load the sitecustomize module of the environment, which this one hides."""
     others = [path for path in sys.path if os.path.abspath(path) != _HERE]
@@ -66,4 +87,5 @@ if "CARREL_RECORDER" in os.environ and _runs_unittest:
     carrel_unittest.install()
 if "CARREL_RECORDER" in os.environ:
     sys.meta_path.insert(0, _Pytest())  # type: ignore[arg-type]
+    _watch_other_programs()
 _load_hidden_sitecustomize()

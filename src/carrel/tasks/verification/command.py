@@ -369,6 +369,12 @@ def assess(
     if logs.notes.unable:
         return "unknown", ["the recorder does not work with this version of the test runner"]
     integrity, reasons = _compared(sample, run, logs.lines.uncompared)
+    if logs.lines.early:
+        how = "ran in another program of the test command, where it could learn how the recorder reports"
+        integrity, reasons = "unknown", [*reasons, f"{logs.lines.early[0]} {how}"]
+    if logs.lines.run_count > 1:
+        how = "the test command started more than one test runner; code under test in one could act on the next"
+        integrity, reasons = "unknown", [*reasons, how]
     if written:
         more = f" and {len(written) - 1} more" if len(written) > 1 else ""
         files = f"{written[0]}{more} was written to while the test command ran, perhaps by the command itself"

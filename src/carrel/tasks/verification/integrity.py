@@ -82,6 +82,13 @@ def _features(node: ast.AST, modules: set[str]) -> Iterator[str]:
         case ast.Call(func=ast.Name(id="setattr"), args=[ast.Name(id=owner), *_]):
             if owner in modules & sys.stdlib_module_names:
                 yield f"assigns to attributes of {owner}"
+        case ast.Call(func=ast.Name(id="exec" | "eval" | "compile" | "__import__" as name)):
+            yield f"uses {name}"
+        case ast.Attribute(value=ast.Name(id="marshal"), attr="loads"):
+            yield "uses marshal.loads"
+        case ast.FunctionDef(name="__eq__", body=[*_, ast.Return(value=ast.Constant(value=True))] as body):
+            if not any(isinstance(each, ast.If) for each in body):
+                yield "defines an __eq__ that is always true"
         case ast.Constant(value=str(text)) if len(text) < 200 and (word := _TEXTS.search(text)):
             yield f"names {word[0]}"
 

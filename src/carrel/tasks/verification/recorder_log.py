@@ -125,6 +125,10 @@ class RecorderLog:
     """Tests that could not be compared with the sample's files, and why; the key "" stands for all of them."""
     tracers: list[str] = field(default_factory=list)
     """Files that installed a tracer or a profiler while the tests ran."""
+    early: list[str] = field(default_factory=list)
+    """Files of the work that ran in a program of the test command other than its test runner."""
+    run_count: int = 0
+    """How many test runners have sent lines."""
     steering: list[str] = field(default_factory=list)
     """Files in the workdir that steered the test runner and are not among the sample's files."""
 
@@ -150,10 +154,12 @@ def parse_lines(stderr: str, marker: str) -> tuple[str, RecorderLog]:
         except ValueError:
             return ""
         run = str(line.get("run"))
-        tests = runs.setdefault(run, {})
+        tests = runs.setdefault(run, {}) if line.get("event") != "early" else {}
         match line.get("event"):
             case "begun":
                 log.begun = True
+            case "early":
+                log.early.append(str(line.get("file")))
             case "test":
                 _add_phase(tests, str(line.get("id")), str(line.get("when")), str(line.get("outcome")))
             case "canary":
@@ -174,6 +180,7 @@ def parse_lines(stderr: str, marker: str) -> tuple[str, RecorderLog]:
 
     rest = re.sub(rf"\n{re.escape(marker)} (\{{.*\}})\n", take, stderr)
     log.finished = log.begun and runs.keys() <= finished
+    log.run_count = len(runs)
     merged: dict[str, Status] = {}
     for node, status in [item for tests in runs.values() for item in tests.items()]:
         # A command may run a runner again for the failed tests; a test that passed in one of the runs has passed.
