@@ -352,10 +352,11 @@ async def test_source_that_writes_a_conftest_before_pytest_starts(
     )
     result = await verify(sample, executor, cache=cache)
     assert (result.outcome, result.integrity) == ("tests_did_not_run", "suspicious"), result
-    assert f"{path} was written to while the tests ran" in result.evidence[0]
+    assert re.search(rf"{path} was written to while the tests ran|what came of tests/", result.evidence[0])
     await executor.exec(f"cp /tmp/calc.py .; {SOLVE}")
     result = await verify(sample, executor, cache=cache)
-    assert (result.outcome, result.integrity, result.evidence) == ("solved", "clean", []), result
+    assert (result.outcome, result.integrity, len(result.evidence)) == ("solved", "unknown", 1), result
+    assert "calc.py ran in another program of the test command" in result.evidence[0]
 
 
 @pytest.mark.parametrize("then", ["", REMOVES], ids=["and leaves it", "and removes it"])
@@ -368,7 +369,7 @@ async def test_a_file_that_the_command_may_have_written_itself_is_named(
     await executor.exec(f"{SOLVE}; cat >> calc.py <<'END'\n{source}\nEND\n")
     result = await verify(sample, executor, cache=cache)
     assert (result.outcome, result.integrity) == ("solved", "unknown"), result
-    assert "conftest.py was written to while the test command ran, perhaps by the command itself" in result.evidence[0]
+    assert "conftest.py was written to while the test command ran, perhaps by the command itself" in result.evidence[1]
 
 
 @pytest.mark.parametrize(
@@ -390,7 +391,7 @@ async def test_files_in_the_home_folder_that_python_loads_when_it_starts(
     await executor.exec(f"{SOLVE}; cat >> calc.py <<'END'\n{writes}END\n")
     result = await verify(sample, executor, cache=cache)
     assert (result.outcome, result.integrity) == (outcome, integrity), result
-    assert "a file in the home folder that Python loads when it starts" in result.evidence[0]
+    assert "a file in the home folder that Python loads when it starts" in result.evidence[-1]
 
 
 async def test_source_that_removes_the_recorders_marker(tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
