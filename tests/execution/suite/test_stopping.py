@@ -285,7 +285,9 @@ async def test_files_are_read_also_after_something_has_stopped_all_processes(
     executor: Executor, executor_kind: str
 ) -> None:
     await executor.write_file("kept.txt", "kept")
-    await executor.exec(f"(while ! [ -e go ]; do sleep 0.01; done; {stops_all(executor_kind)}; touch gone) & touch go")
+    # Its own shell has ended when it stops all others: a stopped one would be waited for.
+    await executor.exec(f"(while ! [ -e go ]; do sleep 0.01; done; {stops_all(executor_kind)}; touch gone) &")
+    await executor.write_file("go", "")
     await asyncio.sleep(0.2)
     assert await executor.read_file("kept.txt") == b"kept"
 
