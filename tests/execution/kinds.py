@@ -52,6 +52,14 @@ IN_CONTAINERS = frozenset(
         "what_the_command_wrote_and_how_it_ended",
         "an_interrupt_ends_the_command_and_keeps_the_variables",
         "a_command_has_output_and_an_exit_code",
+        "a_command_that_waits_holds_up_neither_commands_nor_files",
+        "a_run_holds_up_neither_commands_nor_files",
+        "closing_ends_a_running_command_at_once",
+        "input_of_any_size",
+        "a_large_file_goes_both_ways",
+        "a_command_that_cannot_be_started_raises_what_subprocess_raises",
+        "errors_about_kinds_of_files",
+        "root_where_there_is_one",
         "input_environment_and_folder_of_a_command",
         "what_a_command_writes_comes_as_it_is_written",
         "time_is_up_for_the_command_and_all_it_started",
@@ -93,7 +101,7 @@ IN_CONTAINERS = frozenset(
         "where_it_cannot_fork_it_says_so_and_goes_on",
     ]
 )
-"""What depends on how a container's line is held. The rest is the worker's and the installer's own, the same programs
+"""What depends on how a container is connected. The rest is the worker's and the installer's own, the same programs
 as in the subprocess: it is tried in containers too, each of which takes half a second, but by `make soak`."""
 
 

@@ -231,7 +231,7 @@ def test_the_engine_is_the_one_that_the_environment_names_now(
     ("settings", "message"),
     [
         ({"docker_host": "unix:///nowhere/docker.sock"}, "No such file.*DOCKER_HOST"),
-        ({"image": "127.0.0.1:1/missing:1"}, "could not be fetched.*image=.*pack_image"),
+        ({"image": "127.0.0.1:1/missing:1"}, "could not be pulled.*image=.*pack_image"),
         ({"runtime": "kata"}, "no runtime kata"),
     ],
 )
@@ -269,7 +269,7 @@ async def test_a_workspace_that_does_not_fit_into_its_memory_is_an_error(docker_
     async with asyncio.timeout(60):
         result = await ContainerExecutor(config).run("1")
     assert result.error_type == "SpawnFailed", result
-    assert "bring files in" in (result.error or "")
+    assert "copy files into the container" in (result.error or "")
 
 
 async def test_a_container_that_stands_still_is_given_up(

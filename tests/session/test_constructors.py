@@ -249,7 +249,7 @@ def test_a_writable_workspace_beside_the_base_is_allowed(tmp_path: Path) -> None
 def test_wrong_limits_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"Limits\(memory="):
         Session.from_base(tmp_path, limits={"memory": "1GB"})  # type: ignore[typeddict-item]
-    with pytest.raises(ConfigurationError, match=r"limits\.memory: 'much' is no size"):
+    with pytest.raises(ConfigurationError, match=r"limits\.memory: 'much' is not a size"):
         Limits(memory="much")
     with pytest.raises(ConfigurationError, match=r"limits\.processes"):
         Limits(processes=0)

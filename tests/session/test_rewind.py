@@ -24,7 +24,7 @@ from carrel import (
 )
 from carrel.conversation.models import conversation as conversation_module
 from carrel.execution.config import Limits
-from carrel.execution.executor import Moment
+from carrel.execution.executor import ExecutorCheckpoint
 from carrel.guest.sandbox.cgroups import hierarchies
 from carrel.session import MAX_CHECKPOINTS
 from tests.session.conftest import executor_of
@@ -376,7 +376,7 @@ async def test_a_cancelled_rewind_restores_all_three_or_none(
         going_back = asyncio.Event()
         rewind = session.executor.rewind
 
-        async def signalling_rewind(to: Moment, then: object = None) -> None:
+        async def signalling_rewind(to: ExecutorCheckpoint, then: object = None) -> None:
             going_back.set()
             await rewind(to, then)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""What this machine can do: each part of the sandbox tried once, what is in force for a session, container engines."""
+"""What this machine offers: the parts of the sandbox, each tried once, and container engines."""
 
 from __future__ import annotations
 
@@ -48,20 +48,19 @@ class Part:
     what: str
     in_force: bool
     why: str
-    """Empty when in force, else the kernel's error."""
+    """The kernel's error; empty when the part is active."""
     how_to_get_it: str
 
 
 _PATIENCE = 120
-"""Seconds: a machine on which hundreds of programs start at once is slow, and not lacking anything."""
+"""Seconds; a machine on which hundreds of programs start at once is slow."""
 
 _one_at_a_time = threading.Lock()
 
 
 def probe(python: str | None = None) -> tuple[Part, ...]:
-    """Every part, in the order of `WHAT`; tried with the given interpreter, or with this one.
-
-    Of those who ask at once the first tries, and the others wait for what it finds."""
+    """Try every part, in the order of `WHAT`, with the given interpreter or with this one; concurrent callers share one
+    attempt."""
     with _one_at_a_time:
         return _tried(python)
 
@@ -69,7 +68,7 @@ def probe(python: str | None = None) -> tuple[Part, ...]:
 @functools.cache
 def _tried(python: str | None) -> tuple[Part, ...]:
     if not sys.platform.startswith("linux"):
-        why = f"namespaces are a thing of Linux; this is {sys.platform}"
+        why = f"namespaces exist on Linux only; this is {sys.platform}"
         return tuple(Part(name, what, False, why, "use a ContainerExecutor") for name, what in WHAT.items())
     program = os.path.join(os.path.dirname(carrel.guest.sandbox.__file__), "__main__.py")
     command = [python or sys.executable, "-I", program, "probe"]
@@ -77,11 +76,11 @@ def _tried(python: str | None) -> tuple[Part, ...]:
         tried = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False, env={})
     except subprocess.TimeoutExpired:
         raise SandboxUnavailable(
-            f"what this machine can do for a sandbox was not found out in {_PATIENCE} s: is it very busy? Try again"
+            f"the sandbox could not be tried within {_PATIENCE} s: the machine may be very busy; try again"
         ) from None
     if tried.returncode != 0:
         why = f"the attempt itself failed: {tried.stderr.strip().splitlines()[-1:] or tried.returncode}"
-        return tuple(Part(name, what, False, why, "report this to the makers of carrel") for name, what in WHAT.items())
+        return tuple(Part(name, what, False, why, "report this as a bug of carrel") for name, what in WHAT.items())
     answer = json.loads(tried.stdout)
     results = {**answer["parts"], **answer["cgroups"]}
     return tuple(_part(name, results.get(name)) for name in WHAT)
@@ -92,7 +91,7 @@ def _part(name: str, error: str | None) -> Part:
 
 
 def remedy(name: str) -> str:
-    """What the machine's owner can do about a missing part."""
+    """What an administrator can do about a missing part."""
     if name in ("memory", "pids", "cpu"):
         wish = "start carrel with `systemd-run --user --scope -p Delegate=yes`, or as root"
         return wish + INSTEAD[name]
@@ -129,12 +128,12 @@ def _setting(path: str) -> str:
 
 
 def can_confine(parts: tuple[Part, ...]) -> bool:
-    """Whether a session can have namespaces and its own file system here."""
+    """Whether sessions can have namespaces and their own file system here."""
     return set(NEEDED) <= {part.name for part in parts if part.in_force}
 
 
 def usable(parts: tuple[Part, ...]) -> list[str]:
-    """The `parts` of a spawn's settings: all that this machine can do."""
+    """The `parts` of the settings of a new session: all that this machine offers."""
     names = [part.name for part in parts if part.in_force]
     kept = [name for name in names if name not in ("memory", "pids", "cpu", "sockets")]
     if {"memory", "pids", "cpu"} & set(names):
@@ -145,19 +144,19 @@ def usable(parts: tuple[Part, ...]) -> list[str]:
 
 
 REQUIRED = (*NEEDED, "ipc", "uts", "net", "overlay", "seccomp")
-"""What `sandbox="required"` insists on; limits of the whole session come on top when they are asked for."""
+"""The parts that `sandbox="required"` needs; with limits also the cgroup controllers for them."""
 ALWAYS = {"timeout", "reset", "interrupt", "streaming", "process_isolation"}
 
 
 @dataclass(frozen=True)
 class Confinement:
-    """What is in force for a session."""
+    """The protections that are active for a session."""
 
     parts: tuple[str, ...]
     confined: bool
     """Whether it has namespaces and a file system of its own."""
     groups: frozenset[str] = frozenset()
-    """The cgroup controllers that can hold it."""
+    """The cgroup controllers that can limit it."""
 
     def capabilities(self, config: SubprocessConfig) -> set[str]:
         found = set(ALWAYS)
@@ -167,7 +166,7 @@ class Confinement:
                 found.add("network_isolation")
             if offers_root():
                 found.add("root_user")
-        # Without a cgroup the limit holds for each process and not for their sum: that is less than the word says.
+        # Without a cgroup the limit holds for each process and not for their sum, which is less than it promises.
         if config.limits.memory is not None and "memory" in self.groups:
             found.add("memory_limit")
         if config.limits.cpus is not None and "cpu" in self.groups:
@@ -183,7 +182,7 @@ class Confinement:
         """Why sessions like this cannot be forked alive, or None."""
         if config.workspace is not None and config.workspace_mode == "rw":
             return (
-                f"the workspace is the folder {config.workspace} itself (mode rw), which there cannot be two of; "
+                f"the workspace is the folder {config.workspace} itself (mode rw), which cannot be copied; "
                 "use mode overlay to be able to fork"
             )
         if not self.confined:
@@ -194,7 +193,7 @@ class Confinement:
 
 
 def confinement(mode: SandboxMode, config: SubprocessConfig, parts: tuple[Part, ...] | None = None) -> Confinement:
-    """For these settings here; waits for the first probe. SandboxUnavailable when required and not possible."""
+    """The confinement for these settings; waits for the probe. SandboxUnavailable if a required part is missing."""
     if mode == "off":
         return Confinement((), confined=False)
     parts = probe() if parts is None else parts
@@ -222,7 +221,7 @@ def _missing_part(part: Part) -> str:
 
 
 _ENGINE = "containers, of the engine {} (ContainerExecutor)"
-_KERNEL = "another kernel between the code and this one (gVisor: runtime='runsc')"
+_KERNEL = "a kernel of its own for the code (gVisor: runtime='runsc')"
 _GET_ENGINE = (
     "pip install 'carrel-sessions[container]', and start Docker or Podman; DOCKER_HOST names another than Docker's own"
 )
@@ -230,7 +229,7 @@ _GET_KERNEL = "install runsc and name it in the engine's settings: `runsc instal
 
 
 def engine_parts(address: str | None = None) -> tuple[Part, ...]:
-    """Two rows of `carrel doctor`; asks the engine."""
+    """Two rows of `carrel doctor` about the container engine."""
     try:
         engine = connect(address)
     except SandboxUnavailable as problem:

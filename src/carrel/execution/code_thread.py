@@ -32,14 +32,14 @@ Done = Callable[[Record], None]
 _threads = itertools.count(1)
 _set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _HERE = (os.path.dirname(os.path.abspath(__file__)) + os.sep,)
-"""Where calls to the host go through, which are none of the code's own lines."""
+"""Folder of the frames through which calls to the host go; tracebacks leave them out."""
 
 
 class CodeThread:
-    """Holds the variables of one session. After `abandon` nothing it does is heard of."""
+    """Holds the variables of one session. After `abandon` its results are dropped."""
 
     def __init__(self, given: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        """`given` makes the names that code finds, for the builtins that it has."""
+        """`given` makes the names that code starts with, from its builtins."""
         self._given = given
         self._lock = threading.Lock()
         self._running = False
@@ -55,7 +55,7 @@ class CodeThread:
         self._thread.start()
 
     def _fresh_names(self) -> dict[str, Any]:
-        """A module of its own, which is not put in the place of the host's main module."""
+        """The names of a new module, which does not replace the host's main module."""
         own = dict(vars(builtins))
         own.update({name: error_class(name, also) for name, also in known_errors().items()})
         own.update(input=no_input, quit=sys.exit, exit=sys.exit, display=self._display)
@@ -77,8 +77,8 @@ class CodeThread:
         self.names = self._fresh_names()
 
     def run(self, code: str | None, streams: RunStreams, done: Done) -> None:
-        """Have it run, or the variables listed without code. `done` is called in this thread with the record that a
-        worker would send."""
+        """Run code, or without code list the variables. `done` is called in this thread with the record that a worker
+        would send."""
         context = contextvars.Context()
         with self._lock:
             self._queued, self._early = True, False
@@ -96,7 +96,7 @@ class CodeThread:
             loop.call_soon_threadsafe(_nothing)
 
     def abandon(self) -> None:
-        """Let the thread go; it ends when its code does."""
+        """Do not use the thread any more; it ends when its code does."""
         self._left = True
         self._jobs.put(None)
 
@@ -137,7 +137,7 @@ class CodeThread:
             done(answer)
 
     def _begin(self) -> None:
-        """From here on an interrupt is raised in the code; one that came before it had begun is raised now."""
+        """From here on an interrupt is raised in the code; one that came earlier is raised now."""
         with self._lock:
             self._running, self._queued = True, False
             early = self._early
@@ -165,7 +165,7 @@ class CodeThread:
             raise
 
     def _settle(self, answer: Record) -> Record:
-        """From here on an interrupt means nothing; one that was on its way is taken back."""
+        """From here on an interrupt has no effect; one that is pending is cancelled."""
         while True:
             try:
                 with self._lock:
@@ -189,7 +189,7 @@ def _error_record(problem: BaseException) -> Record:
 
 
 def _nothing() -> None:
-    """Having been called is all."""
+    """Wake up a loop."""
 
 
 # --- standard streams -----------------------------------------------------------------------------------------------

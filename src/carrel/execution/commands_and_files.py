@@ -8,12 +8,13 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any, Literal, Self
 
 from carrel.errors import ConfigurationError, ExecutorClosed, WorkerLost
 from carrel.execution import file_changes
 from carrel.execution.command_client import CommandClient, CommandRequest, CommandServerGone, OnPiece, Record, error_of
-from carrel.execution.config import is_seconds
+from carrel.execution.config import ExecutorSettings, is_seconds
 from carrel.execution.executor import (
     CommandResult,
     FileChange,
@@ -26,6 +27,7 @@ from carrel.execution.executor import (
 )
 from carrel.execution.file_changes import Seen, Tree
 from carrel.execution.output import BoundedOutput
+from carrel.execution.packages import Packages
 from carrel.guest.worker.commands import STDOUT
 from carrel.guest.worker.values import safe_repr
 
@@ -41,10 +43,44 @@ _DECODER = codecs.getincrementaldecoder("utf-8")
 
 
 class CommandsAndFiles(ABC):
-    """The methods of `Executor` for commands and files. The kinds differ in how they reach a command server."""
+    """What all executors have in common: commands, files and packages. The kinds differ in how they reach a command
+    server."""
 
+    config: ExecutorSettings
     _before: file_changes.Before = file_changes.Empty()
     """The workspace at the start."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @abstractmethod
+    async def start(self) -> None: ...
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    # --- packages ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def _with_packages(self) -> Packages:
+        """Its packages; creates the folder for them where it is missing."""
+
+    async def install(self, requirements: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:
+        return await (await self._with_packages()).install(requirements, constraints)
+
+    async def uninstall(self, names: Sequence[str]) -> list[str]:
+        return await (await self._with_packages()).uninstall(names)
+
+    async def installed(self) -> dict[str, str]:
+        return await (await self._with_packages()).installed()
+
+    # --- the command server -----------------------------------------------------------------------------------------
 
     @abstractmethod
     async def _command_client(self, user: str) -> CommandClient:
@@ -53,10 +89,6 @@ class CommandsAndFiles(ABC):
     @abstractmethod
     async def _server_gone(self, client: CommandClient) -> Exception:
         """What a request raises whose command server ended; replaces what has to be replaced."""
-
-    @abstractmethod
-    def _output_limit(self) -> int:
-        """Bytes kept of each stream of a command."""
 
     def _kill_server(self, client: CommandClient) -> None:
         """End a server that does not answer, with what it runs."""
@@ -89,7 +121,7 @@ class CommandsAndFiles(ABC):
         }
         content = None if stdin is None else content_bytes(stdin, "stdin")
         client = await self._command_client(_user(user))
-        output = CommandOutput(self._output_limit(), on_output, text=text)
+        output = CommandOutput(self.config.output_limit, on_output, text=text)
         request = client.begin(record, on_piece=output.add)
         loop = asyncio.get_running_loop()
         expired = False

@@ -1,4 +1,4 @@
-"""Settings of the executors: small typed objects, a sentence under each field."""
+"""Settings of the executors."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ def size_in_bytes(text: str) -> int:
     """`512MiB`, `2GiB`, `2g`, or a plain number of bytes."""
     found = re.fullmatch(r"(\d+)\s*([kmgt]?)(i?b)?", text.strip().lower())
     if found is None or int(found[1]) == 0:
-        raise ConfigurationError(f"{text!r} is no size: write a whole number and a unit, as in 512MiB or 2GiB")
+        raise ConfigurationError(f"{text!r} is not a size: write a whole number and a unit, such as 512MiB or 2GiB")
     return int(found[1]) * _UNITS[found[2]]
 
 
 def refuse_writable(writable: Iterable[tuple[str, Path]], kept: Mapping[str, Path | None]) -> None:
-    """`ConfigurationError` when code inside could write what the host itself reads and runs.
+    """Raise ConfigurationError if the session's code could write files that the host reads and runs.
 
-    `writable` are the folders that it changes, and what each is called; `kept` are those it may not."""
+    `writable` are the folders that the code can write, each with a description; `kept` are those it must not."""
     for what, folder in writable:
         for name, place in kept.items():
             if place is not None and (within(place, folder) or within(folder, place)):
                 where = "the same folder" if within(place, folder) and within(folder, place) else "one inside the other"
                 raise ConfigurationError(
-                    f"{what} {folder} can be written by code inside, and {name} {place} is read and run by the host: "
-                    f"they are {where}. Keep {name} elsewhere, or use workspace_mode='overlay' (or 'ro'), which leaves "
-                    "the folder as it is"
+                    f"{what} {folder} can be written by the session's code, and {name} {place} is read and run by the "
+                    f"host: they are {where}. Keep {name} elsewhere, or use workspace_mode='overlay' (or 'ro'), which "
+                    "leaves the folder as it is"
                 )
 
 
 def within(place: Path, folder: Path) -> bool:
-    """Whether it lies in the folder or is it: by its name, or where links lead."""
+    """Whether a path is the folder or in it: by its name, or after following links."""
     real = os.path.realpath(folder)
-    # By name too: a link that lies in the folder could be made to lead elsewhere.
+    # By name too: code could change the target of a link that lies in the folder.
     return any(_below(found, real) for found in (os.path.realpath(place), *_names(place)))
 
 
 def _names(place: Path) -> list[str]:
-    """Each link on the way to it, where that link itself lies."""
+    """The location of each link on the way to a path."""
     parts = Path(os.path.abspath(place)).parts
     ways = [os.path.join(*parts[:count]) for count in range(1, len(parts) + 1)]
     return [
@@ -70,7 +70,7 @@ T = TypeVar("T", bound="ExecutorSettings")
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one session may use; None means that carrel sets no limit."""
+    """Limits of one session; None means that carrel sets no limit."""
 
     memory: int | str | None = None
     """Bytes, or `512MiB`; all processes of the session together where a cgroup can be made, else each of them."""
@@ -106,7 +106,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """A folder or file of the host, shown inside."""
+    """A folder or file of the host that the session sees."""
 
     source: Path | str
     at: str
@@ -123,23 +123,23 @@ class ExecutorSettings:
     default_timeout: float | None = None
     """Seconds a run may take when it names none; None is no limit."""
     tools_path: Path | str | None = None
-    """A folder with tool definitions, for the session that has this executor."""
+    """A folder with tool definitions, for the session of this executor."""
     deps: Sequence[str] = ()
     """Requirements that are installed before the first run."""
     deps_file: Path | str | None = None
-    """A requirements.txt whose requirements are installed with them; it may come to be later."""
+    """A requirements.txt whose requirements are installed too; it may be created later."""
     allow_runtime_deps: bool = True
-    """Whether packages may be added and removed while the session lives."""
+    """Whether packages may be added and removed during the session."""
     wheelhouse: Path | str | None = None
     """A folder of wheels to install from, instead of the package index: for machines without a network."""
     base: Path | str | None = None
-    """The folder that the session belongs to; its packages are kept below it, and no other session has them."""
+    """The folder that the session belongs to, which holds its packages; other sessions do not use them."""
     workspace: Path | str | None = None
-    """The folder that code and commands work in; None is an empty one that goes with the session."""
+    """The folder that code and commands work in; None is an empty one, deleted with the session."""
     output_limit: int = LIMIT
     """Bytes kept of each stream of a run or a command."""
     grace: float = 1.0
-    """Seconds between the interrupt of a run whose time is up and its end by force."""
+    """Seconds between the interrupt of a run that reached its time limit and the kill."""
 
     def __post_init__(self) -> None:
         if isinstance(self.deps, str):
@@ -156,30 +156,30 @@ class ExecutorSettings:
         for name in ("workspace", "wheelhouse"):
             folder = path_of(getattr(self, name))
             if folder is not None and not folder.is_dir():
-                raise ConfigurationError(f"the {name} {folder} is no folder")
+                raise ConfigurationError(f"the {name} {folder} is not a folder")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlaceSettings(ExecutorSettings):
-    """Settings of the kinds whose code has a process and files of its own."""
+class ProcessSettings(ExecutorSettings):
+    """Settings of the executors whose code has a process and files of its own."""
 
     default_timeout: float | None = 60.0
     """Seconds a run may take when it names none; None is no limit."""
     workspace_mode: Literal["overlay", "rw", "ro"] = "overlay"
-    """`overlay` leaves the given folder as it is and keeps changes apart."""
+    """`overlay` leaves the given folder unchanged and keeps the session's changes apart."""
     workspace_at: str = "/workspace"
-    """Where the workspace is seen inside, where the session has a file system of its own."""
+    """The path of the workspace in the session, where it has a file system of its own."""
     mounts: Sequence[Mount] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables inside; nothing of the host's is there unless it is named here."""
+    """Environment variables of the session; those of the host are not passed on."""
     limits: Limits = field(default_factory=Limits)
     startup_timeout: float = 60.0
-    """Seconds until its Python must be ready; making the virtualenv and fetching an image are not counted."""
+    """Seconds until its Python must be ready; creating the virtualenv and pulling an image do not count."""
     hostname: str = "carrel"
     frozen: bool = True
-    """Whether a frozen fork is kept between runs, to go on from after a crash."""
+    """Whether a snapshot of the Python is kept between runs, to continue from after a crash."""
     frozen_ceiling: int = 2048 * MIB
-    """Memory of the session's Python above which none is kept."""
+    """Bytes of memory of the session's Python above which no snapshot is kept."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -196,17 +196,17 @@ class PlaceSettings(ExecutorSettings):
         ):
             if not _is_inside(path):
                 raise ConfigurationError(
-                    f"{what} is {path!r}; it is an absolute path inside, without `..` and not / itself, as in /data"
+                    f"{what} is {path!r}; it must be an absolute path without `..`, and not /, such as /data"
                 )
         for name, value in self.env.items():
             if not _is_variable(name, value):
                 raise ConfigurationError(
-                    f"env has {name!r}, which no process can be given: a name is a text without =, a value is a text, "
+                    f"env has the invalid variable {name!r}: a name is a str without =, a value is a str, "
                     "and neither has a NUL"
                 )
         if not isinstance(self.limits, Limits):
             raise ConfigurationError(
-                f"limits is {self.limits!r}; give an object, as in Limits(memory=512 * 1024 * 1024)"
+                f"limits is {self.limits!r}; pass an object such as Limits(memory=512 * 1024 * 1024)"
             )
         self.keep_apart(
             {
@@ -217,7 +217,7 @@ class PlaceSettings(ExecutorSettings):
         )
 
     def keep_apart(self, kept: Mapping[str, Path | None]) -> None:
-        """`ConfigurationError` when code inside could write one of these folders of the host."""
+        """Raise ConfigurationError if the session's code could write one of these folders of the host."""
         writable = [("the mount", mount.source) for mount in self.mounts if mount.mode == "rw"]
         if self.workspace is not None and self.workspace_mode == "rw":
             writable.append(("the workspace", self.workspace))
@@ -225,30 +225,30 @@ class PlaceSettings(ExecutorSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubprocessConfig(PlaceSettings):
-    """Where and how a subprocess session lives.
+class SubprocessConfig(ProcessSettings):
+    """Settings of sessions whose code runs in a subprocess.
 
-    Without `base`, `venv_path`, `deps`, `deps_file` and `python_version` the host's own Python is used and nothing has
-    to be made."""
+    Without `base`, `venv_path`, `deps`, `deps_file` and `python_version` the host's own Python is used, and nothing
+    is created."""
 
     sandbox: SandboxMode | None = None
-    """`required` fails where something is missing, `auto` does what this machine can; None asks CARREL_SANDBOX."""
+    """`required` fails if a part is missing, `auto` uses what this machine offers; None reads CARREL_SANDBOX."""
     network: bool = True
-    """The host's network; False leaves loopback only, where the sandbox can."""
+    """Whether the session has the host's network; False leaves loopback only, if the sandbox can."""
     python_version: str | None = None
-    """The Python of its virtualenv, as in `3.12`; None is the version that runs this program."""
+    """The Python of its virtualenv, such as `3.12`; None is the version that runs this program."""
     venv_path: Path | str | None = None
-    """Where its virtualenv is, or is made; None keeps one below `base` for each version of Python."""
+    """The folder of its virtualenv, created if missing; None: one below `base` for each version of Python."""
     home: Path | str | None = None
-    """A folder that the home folder begins with, as an overlay; None is an empty one."""
+    """A folder whose files the home folder starts with, as an overlay; None is an empty home."""
     shared_in: Path | str | None = None
-    """Where virtualenvs that sessions without a base share are kept; None is carrel's own folder."""
+    """The folder of virtualenvs that sessions without a base share; None is carrel's own folder."""
     cache_venv: bool = True
-    """False makes a virtualenv that is thrown away at close."""
+    """False creates a virtualenv that is deleted when the session closes."""
     allow_builds: bool = False
-    """Whether a package that code asks for may be built from source: that runs on the host, outside of the sandbox."""
+    """Whether packages that code adds may be built from source: a build runs on the host, outside of the sandbox."""
     preload: Sequence[str] = ()
-    """Modules that every session has in memory already: `import` of them costs nothing then."""
+    """Modules that are imported once for all sessions, so that importing them takes no time."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -270,49 +270,51 @@ class SubprocessConfig(PlaceSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContainerConfig(PlaceSettings):
-    """Where and how a session in a container lives.
+class ContainerConfig(ProcessSettings):
+    """Settings of sessions in containers.
 
     An `overlay` workspace is copied into it; `rw`, `ro` and `mounts` are folders of the machine that the engine is on.
     """
 
     image: str | None = None
-    """What it is made of; needs a Python of 3.9 or newer as `python3`. None is `python:3.x-slim` of this version."""
+    """The image, with Python 3.9 or newer as `python3`. None is `python:3.x-slim` of this version."""
     runtime: str | None = None
-    """Another runtime of the engine, as in `runsc` (gVisor); None is its own."""
+    """A runtime of the engine, such as `runsc` (gVisor); None is its default."""
     network: bool | str = False
-    """False is none at all, True the engine's default network, a text the engine's network of that name."""
+    """False: no network; True: the engine's default network; a str: the engine's network of that name."""
     user: str | None = None
-    """Who the code is inside, as in `1000:1000`; None is that, or the owner of a workspace that is `rw` or `ro`."""
+    """User and group of the code; None is `1000:1000`, or the owner of a workspace that is `rw` or `ro`."""
     docker_host: str | None = None
-    """The engine's address, as in `unix:///run/podman/podman.sock`; None asks DOCKER_HOST, and is Docker's own."""
+    """The engine's address, such as `unix:///run/podman/podman.sock`; None reads DOCKER_HOST, else Docker's own."""
     remote_url: str | None = None
-    """The same for an engine that is reached over HTTP, as in `https://engine.example:2376`."""
+    """The address of an engine that is reached over HTTP, such as `https://engine.example:2376`."""
     auth_token: str | None = None
-    """What a gate in front of that engine wants to see as a bearer token."""
+    """The bearer token for a proxy in front of that engine."""
     startup_timeout: float = 120.0
-    """Seconds until its Python must be ready; fetching the image is not counted."""
+    """Seconds until its Python must be ready; pulling the image does not count."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.docker_host is not None and self.remote_url is not None:
-            raise ConfigurationError("docker_host and remote_url are both given; they name one engine, so give one")
+            raise ConfigurationError(
+                "docker_host and remote_url are both set; they name the same engine, so set only one"
+            )
         if self.auth_token is not None and self.remote_url is None:
-            raise ConfigurationError("auth_token is given without remote_url, the engine that wants to see it")
+            raise ConfigurationError("auth_token is set without remote_url, the engine that it is for")
         if self.user is not None and re.fullmatch(r"\d+(:\d+)?", self.user) is None:
-            raise ConfigurationError(f"user is {self.user!r}; it is a number, or two, as in 1000:1000")
+            raise ConfigurationError(f"user is {self.user!r}; it must be one number or two, such as 1000:1000")
 
 
 @dataclass(frozen=True, kw_only=True)
 class InProcessConfig(ExecutorSettings):
-    """How code runs in this very process."""
+    """Settings of sessions whose code runs in this process."""
 
     default_timeout: float | None = 30.0
     """Seconds a run may take when it names none; None is no limit."""
 
 
 def settings_of(executor: object, wanted: type[T], given: T | None) -> T:
-    """What an executor was given, or its defaults. Another kind's settings may ask for what this kind does not do."""
+    """The settings of an executor, or its defaults; TypeError for those of another kind."""
     if given is None:
         return wanted()
     if isinstance(given, wanted):
@@ -327,7 +329,7 @@ def settings_of(executor: object, wanted: type[T], given: T | None) -> T:
 
 
 def is_seconds(given: object) -> bool:
-    """Whether it is a length of time: a number that is not below 0, also infinity, and not NaN."""
+    """Whether it is a duration: a number of 0 or more, also infinity, but not NaN."""
     if not isinstance(given, int | float) or isinstance(given, bool):
         return False
     try:
@@ -337,17 +339,17 @@ def is_seconds(given: object) -> bool:
 
 
 def path_of(given: Path | str | None) -> Path | None:
-    """A path as it may be given, as a Path."""
+    """A path as a Path, with `~` expanded."""
     return None if given is None else Path(given).expanduser()
 
 
 def _set(config: object, name: str, value: Any) -> None:
-    """While a frozen object is being made."""
+    """Set a field in `__post_init__` of a frozen dataclass."""
     object.__setattr__(config, name, value)
 
 
 def sandbox_mode(wanted: SandboxMode | None) -> SandboxMode:
-    """What was asked for, or what CARREL_SANDBOX says, or `auto`; the variable never weakens what was asked for."""
+    """The mode of the settings, else of CARREL_SANDBOX, else `auto`; the variable never weakens the settings."""
     if wanted is not None:
         return wanted
     named = os.environ.get("CARREL_SANDBOX", "auto")
@@ -362,6 +364,6 @@ def _is_inside(path: object) -> bool:
 
 
 def _is_variable(name: object, value: object) -> bool:
-    """Whether a process can be given it."""
+    """Whether it is a valid environment variable."""
     both = isinstance(name, str) and isinstance(value, str) and "\0" not in name + value
     return both and name != "" and "=" not in str(name)

@@ -1,4 +1,4 @@
-"""Code in a container of Docker's or Podman's, optionally with another kernel (gVisor) in between."""
+"""Runs code in a container of Docker or Podman, optionally under gVisor."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from carrel.execution.connection import SpawnFailed, WorkerConnection
 from carrel.execution.container_transport import PACKAGES, ContainerTransport
 from carrel.execution.docker_engine import LABEL, Engine, connect, default_tag
 from carrel.execution.environments import NEUTRAL, Environment, has_installer
-from carrel.execution.executor import Handler, Moment
+from carrel.execution.executor import ExecutorCheckpoint, Handler
 from carrel.execution.file_changes import Tree, seen_below
 from carrel.execution.host_calls import known_errors
 from carrel.execution.packages import MARK, Packages, found_in_names, made_ready
 from carrel.execution.worker_executor import WorkerExecutor
 
 PROGRAM = "/opt/carrel"
-"""Where the worker's program is, on a volume that goes with the container."""
+"""The folder of the worker's program, on a volume that is removed with the container."""
 FOR_COMMANDS = f"{PROGRAM}/packages.path"
-"""What Python programs that are run as commands have as their PYTHONPATH; beside it, `packages` leads to those."""
+"""The PYTHONPATH of Python programs that are run as commands; beside it, the link `packages` leads to the packages."""
 HOME = "/home/agent"
 USER = "1000:1000"
 MIB = 1024 * 1024
@@ -41,14 +41,14 @@ def image_of(config: ContainerConfig) -> str:
 
 
 def container_of(config: ContainerConfig, user: str, labels: Mapping[str, str]) -> dict[str, Any]:
-    """What it is, wherever it runs."""
+    """The settings of the container itself."""
     return {
         "image": image_of(config),
         "entrypoint": ["python3", "-I", PROGRAM],
         "hostname": config.hostname,
         "user": user,
         "stdin_open": True,
-        # Its first process takes no other, so that code inside cannot end it.
+        # The first process handles no other signal, so that code cannot end it.
         "stop_signal": "SIGKILL",
         "working_dir": "/",
         "volumes": [PROGRAM],
@@ -57,9 +57,9 @@ def container_of(config: ContainerConfig, user: str, labels: Mapping[str, str]) 
 
 
 def host_of(config: ContainerConfig, *, counts_files: bool = True) -> dict[str, Any]:
-    """What the engine's machine gives it, and what not; `counts_files` where the engine can limit their number."""
+    """The settings of the container on its host; `counts_files` where the engine can limit the number of files."""
     limits = config.limits
-    # Any user may write there: not every engine lets an owner be named.
+    # Writable for every user, because not every engine can set an owner.
     own = "rw,exec,nosuid,nodev,mode=1777"
     own += "" if limits.disk is None else f",size={limits.disk}"
     own += "" if limits.files is None or not counts_files else f",nr_inodes={limits.files}"
@@ -77,11 +77,11 @@ def host_of(config: ContainerConfig, *, counts_files: bool = True) -> dict[str, 
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges"],
         "auto_remove": True,
-        # What it says is the line to the host, and nothing for a log.
+        # Its output is the connection to the host, and not a log.
         "log_config": {"type": "none", "config": {}},
         "pids_limit": limits.processes,
         "mem_limit": limits.memory,
-        # Swap would only put off the end.
+        # Swap would only delay the end.
         "memswap_limit": limits.memory,
         "nano_cpus": None if limits.cpus is None else int(limits.cpus * 1e9),
         "runtime": config.runtime,
@@ -92,20 +92,20 @@ def host_of(config: ContainerConfig, *, counts_files: bool = True) -> dict[str, 
 
 
 def _bind(mount: Mount) -> dict[str, Any]:
-    """Not as `source:at:mode`, for which an engine makes what is missing, and which no colon may be in."""
+    """Not as `source:at:mode`, which allows no colon in a path, and creates missing folders."""
     source = str(Path(mount.source).absolute())
     return {"Type": "bind", "Source": source, "Target": mount.at, "ReadOnly": mount.mode == "ro"}
 
 
 def environment_of(config: ContainerConfig, path: str) -> dict[str, str]:
-    """What the code finds, on top of what the image sets; `path` is the image's own."""
+    """Environment variables in addition to those of the image; `path` is the image's PATH."""
     own = {"HOME": HOME, "USER": "agent", "LOGNAME": "agent", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
     own |= {"PATH": f"{path}:{PACKAGES}/bin", "PYTHONPATH": FOR_COMMANDS}
     return {**own, **config.env}
 
 
 def user_of(config: ContainerConfig) -> str:
-    """The user that code runs as; in a folder of the machine, the owner of that folder."""
+    """The user that code runs as; with a workspace on the host, the owner of that folder."""
     if config.user is not None:
         return config.user if ":" in config.user else f"{config.user}:{config.user}"
     if config.workspace is not None and config.workspace_mode != "overlay":
@@ -115,7 +115,7 @@ def user_of(config: ContainerConfig) -> str:
 
 
 def platform_of(facts: Mapping[str, Any]) -> str:
-    """What uv calls the platform of the Python inside."""
+    """The platform of the container's Python, as uv names it."""
     machine, libc = str(facts.get("machine", "x86_64")), str(facts.get("libc", ""))
     if not libc.startswith("glibc 2."):
         return f"{machine}-unknown-linux-musl"
@@ -126,12 +126,12 @@ def platform_of(facts: Mapping[str, Any]) -> str:
 
 
 class ContainerPackages(Packages):
-    """Kept in a folder of the host's; `changes` has what must be brought in for the container to have it too."""
+    """Packages in a folder of the host; `changes` makes an archive of those that are new, for the container."""
 
     def __init__(self, facts: Mapping[str, Any], added: Path, wheelhouse: Path | None) -> None:
         super().__init__(Environment(sys.executable, ()), added, wheelhouse)
         self._facts = facts
-        self._brought: Tree = {}
+        self._copied: Tree = {}
 
     def _found_beside(self) -> dict[str, str]:
         return found_in_names([str(name) for name in self._facts.get("packages") or []])
@@ -141,27 +141,27 @@ class ContainerPackages(Packages):
         return [*super()._python(), "--python-version", version, "--python-platform", platform_of(self._facts)]
 
     async def _uv_install(self, words: Sequence[str], folder: str = NEUTRAL) -> None:
-        # What is built here would be for this machine, and run on it.
+        # A build would run on this machine, and be made for it.
         await super()._uv_install(words if "--no-build" in words else ["--no-build", *words], folder)
 
     def changes(self, to: Path, user: tuple[int, int]) -> tuple[list[str], Tree]:
-        """Write what is new since the last time as a tar archive; gives what has gone, and what is there now."""
+        """Write what is new since the last time as a tar archive; return what was removed, and what there is now."""
         now = self._now()
         with tarfile.open(to, "w") as archive:
-            for name in sorted(name for name, seen in now.items() if self._brought.get(name) != seen):
+            for name in sorted(name for name, seen in now.items() if self._copied.get(name) != seen):
                 self._add(archive, name, user)
-        return [name for name in self._brought if name not in now], now
+        return [name for name in self._copied if name not in now], now
 
-    def brought(self, now: Tree) -> None:
-        """So much is in the container; nothing when it is another."""
-        self._brought = now
+    def set_copied(self, now: Tree) -> None:
+        """Remember what is in the container; nothing when it is a new one."""
+        self._copied = now
 
     def is_behind(self) -> bool:
-        """Whether something has to be brought in."""
-        return self._now() != self._brought
+        """Whether something must be copied into the container."""
+        return self._now() != self._copied
 
     def _now(self) -> Tree:
-        # When the kernel last saw a file change says nothing: it is linked from copy to copy.
+        # The ctime is ignored: making a hard link changes it.
         seen = seen_below(self.added).items()
         return {name: replace(one, changed=0) for name, one in seen if name != MARK}
 
@@ -177,7 +177,7 @@ class ContainerPackages(Packages):
             with open(path, "rb") as file:
                 archive.addfile(entry, file)
             return
-        # A command's first line names the Python that it is for.
+        # The first line of a script names its Python.
         inside = str(self._facts.get("python", "python3"))
         content = path.read_bytes().replace(os.fsencode(self.environment.python), os.fsencode(inside), 1)
         entry.size = len(content)
@@ -185,7 +185,7 @@ class ContainerPackages(Packages):
 
 
 async def container_packages(config: ContainerConfig, facts: Mapping[str, Any]) -> ContainerPackages:
-    """What the settings ask for, in a folder of the base or one that goes with the session."""
+    """The packages of the settings, in a folder of the base, or in one that is removed with the session."""
     base, wheelhouse = path_of(config.base), path_of(config.wheelhouse)
     folder = temp_dirs.new_folder("packages") if base is None else base.absolute() / "environments"
     version = ".".join(str(part) for part in (facts.get("version") or sys.version_info)[:2])
@@ -202,7 +202,7 @@ ISOLATED = {"process_isolation", "container_isolation", "filesystem_isolation"}
 
 
 class ContainerExecutor(WorkerExecutor):
-    """See `Executor` for what is promised; `ContainerConfig` for what can be set."""
+    """See `Executor`, and `ContainerConfig` for the settings."""
 
     config: ContainerConfig
     _connection: ContainerConnection | None
@@ -212,7 +212,7 @@ class ContainerExecutor(WorkerExecutor):
         super().__init__(handlers)
         self.config = settings_of(self, ContainerConfig, config)
         self._user = user_of(self.config)
-        self._bringing = asyncio.Lock()
+        self._copying = asyncio.Lock()
 
     # --- life -------------------------------------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class ContainerExecutor(WorkerExecutor):
                 await connection.transport.create(container, host_of(config, counts_files=engine.counts_files), PROGRAM)
                 patience.reschedule(None)
                 await self._make_packages(connection)
-                await self._bring_workspace(connection)
+                await self._copy_workspace(connection)
                 patience.reschedule(asyncio.get_running_loop().time() + config.startup_timeout)
                 environment = environment_of(config, connection.transport.facts["path"])
                 connection.transport.start(self._settings(), environment)
@@ -247,16 +247,16 @@ class ContainerExecutor(WorkerExecutor):
         return connect(self.config.remote_url or self.config.docker_host, self.config.auth_token)
 
     def _need(self, engine: Engine) -> None:
-        """What the settings ask of the engine; SandboxUnavailable says what it lacks."""
+        """Check that the engine has the image and runtime of the settings; SandboxUnavailable says what is missing."""
         runtime = self.config.runtime
         if runtime is not None and not engine.has_runtime(runtime):
             raise SandboxUnavailable(
-                f"the engine at {engine.where} has no runtime {runtime}; it is installed there and named in the "
-                "engine's own settings (for Docker /etc/docker/daemon.json), after which it is started again"
+                f"the engine at {engine.where} has no runtime {runtime}; install it there, add it to the engine's "
+                "settings (for Docker /etc/docker/daemon.json), and restart the engine"
             )
         engine.need_image(
             image_of(self.config),
-            "Name one that is there with image=…, or make one of this machine's own Python: "
+            "Name another with image=…, or make one from this machine's own Python: "
             f"`carrel.pack_image()`, and image={default_tag()!r}",
         )
 
@@ -293,24 +293,24 @@ class ContainerExecutor(WorkerExecutor):
     async def fork(self) -> Self:
         raise await self._no_fork()
 
-    async def checkpoint(self) -> Moment:
+    async def checkpoint(self) -> ExecutorCheckpoint:
         raise await self._no_fork()
 
-    async def rewind(self, to: Moment, then: Callable[[], Awaitable[None]] | None = None) -> None:
+    async def rewind(self, to: ExecutorCheckpoint, then: Callable[[], Awaitable[None]] | None = None) -> None:
         raise await self._no_fork()
 
     async def _no_fork(self) -> ForkRefused:
         async with self._turn:
             await self._started()
         return ForkRefused(
-            "a live fork is not possible here: a container has one file system, and no engine makes a second one "
-            "of it with its processes; use a SubprocessExecutor to be able to fork"
+            "a live fork is not possible here: no engine can copy a running container with its processes; "
+            "use a SubprocessExecutor to be able to fork"
         )
 
     # --- files ------------------------------------------------------------------------------------------------------
 
-    async def _bring_workspace(self, connection: ContainerConnection) -> None:
-        """A workspace that stays as it is on the host is copied in."""
+    async def _copy_workspace(self, connection: ContainerConnection) -> None:
+        """Copy a workspace that must stay unchanged on the host into the container."""
         given = path_of(self.config.workspace)
         if given is None or self.config.workspace_mode != "overlay":
             return
@@ -322,7 +322,7 @@ class ContainerExecutor(WorkerExecutor):
             await asyncio.to_thread(temp_dirs.remove, folder)
 
     async def _look_at_workspace(self, connection: ContainerConnection) -> None:
-        """Remember how it begins."""
+        """Remember the workspace at the start."""
         given, mode = path_of(self.config.workspace), self.config.workspace_mode
         assert given is not None
         if mode == "overlay":
@@ -342,8 +342,8 @@ class ContainerExecutor(WorkerExecutor):
         if self._packages is None:
             self._packages = await container_packages(self.config, connection.transport.facts)
         else:
-            self._packages.brought({})
-        await self._bring_packages(connection)
+            self._packages.set_copied({})
+        await self._copy_packages(connection)
 
     async def _with_packages(self) -> Packages:
         if self._packages is None:
@@ -352,8 +352,8 @@ class ContainerExecutor(WorkerExecutor):
             raise ExecutorClosed("this executor is closed; make another")
         return self._packages
 
-    async def _bring_packages(self, connection: ContainerConnection) -> None:
-        async with self._bringing:
+    async def _copy_packages(self, connection: ContainerConnection) -> None:
+        async with self._copying:
             packages = self._packages
             if packages is None or not await asyncio.to_thread(packages.is_behind):
                 return
@@ -362,25 +362,25 @@ class ContainerExecutor(WorkerExecutor):
                 archive = folder / "packages.tar"
                 gone, now = await asyncio.to_thread(packages.changes, archive, self._numbers())
                 await connection.transport.unpack(archive, PACKAGES, gone)
-                packages.brought(now)
+                packages.set_copied(now)
             finally:
                 await asyncio.to_thread(temp_dirs.remove, folder)
 
     async def install(self, requirements: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:
         changed = await super().install(requirements, constraints)
         if self._connection is not None:
-            await self._bring_packages(self._connection)
+            await self._copy_packages(self._connection)
         return changed
 
     async def uninstall(self, names: Sequence[str]) -> list[str]:
         removed = await super().uninstall(names)
         if self._connection is not None:
-            await self._bring_packages(self._connection)
+            await self._copy_packages(self._connection)
         return removed
 
 
 def _pack(folder: Path, to: Path, user: tuple[int, int]) -> None:
-    """A folder's content as a tar archive, as the session's user has it."""
+    """Pack a folder's content as a tar archive, owned by the session's user."""
 
     def own(entry: tarfile.TarInfo) -> tarfile.TarInfo:
         entry.uid, entry.gid = user

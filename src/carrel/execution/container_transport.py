@@ -1,4 +1,4 @@
-"""A session in a container: one stream to its first process carries everything."""
+"""A session in a container: one stream to its first process carries records, output and files."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from carrel.guest.worker.container_init import (
 
 GUEST = Path(carrel.guest.__file__).parent
 PACKAGES = "/opt/packages"
-"""Where added packages are, inside."""
+"""The folder of added packages in the container."""
 KILL_TIME = 10.0
-"""Seconds within which the first process must have killed the worker; longer only if the container is stopped."""
+"""Seconds within which the first process must have killed the worker; it takes longer only in a paused container."""
 _ENGINE_HEAD = struct.Struct(">BxxxI")
 _ENGINE_STDERR = 2
 _MAX_STDERR = 4000
@@ -63,10 +63,10 @@ class ContainerTransport:
         self._starts = 0
         """How many workers have been started or restored."""
         self._before_run = False
-        """From a run's request until its own output begins: what comes meanwhile belongs to an earlier one."""
+        """From a run's request until its output begins: what arrives meanwhile belongs to an earlier run."""
         self._run_channel = RUN
         self._unread = 0
-        """Bytes that the worker has not been passed yet, about: it reports them a mebibyte at a time."""
+        """About how many bytes were not passed to the worker yet: the first process reports each mebibyte."""
         self._sinks: tuple[Sink | None, Sink | None] = (None, None)
         self._snapshot = False
         self._exited: Record = {}
@@ -75,17 +75,17 @@ class ContainerTransport:
         self._server: CommandClient | None = None
         self._serving: asyncio.Future[Any] | None = None
         self.facts: Record = {}
-        """What the first process has reported of the Python in the image."""
+        """What the first process has reported about the Python in the image."""
 
     # --- start ------------------------------------------------------------------------------------------------------
 
     async def create(self, container: dict[str, Any], host: dict[str, Any], folder: str) -> None:
-        """Make the container and start it, with the worker's program in `folder`; then `facts` is known."""
+        """Create the container and start it, with the worker's program in `folder`; sets `facts`."""
         creating = asyncio.ensure_future(asyncio.to_thread(self._engine.create, container, host))
         try:
             self._container = await asyncio.shield(creating)
         except asyncio.CancelledError:
-            # It is made all the same, and would be left behind without its name.
+            # It is created all the same, and only its name allows to remove it.
             self._container = await creating
             raise
         await asyncio.to_thread(self._engine.put, self._container, folder, program())
@@ -100,7 +100,7 @@ class ContainerTransport:
             raise SpawnFailed("start the worker's program", None, str(problem)) from None
 
     def start(self, settings: dict[str, Any], environment: dict[str, str]) -> None:
-        """Start the worker, in the files that are there by now."""
+        """Start the worker; the files have been copied before."""
         self._start_worker({"op": "start", "settings": settings, "environment": environment})
 
     def _start_worker(self, request: Record) -> None:
@@ -111,11 +111,11 @@ class ContainerTransport:
         self._control(request)
 
     async def unpack(self, archive: Path, at: str, remove: Sequence[str] = ()) -> None:
-        """Bring in the files of a tar archive; `remove` are paths that are removed first."""
+        """Unpack a tar archive in the container; the paths `remove` are removed first."""
         async with self._unpacking:
             self._unpacked = self._loop.create_future()
             if self._stream is None or self._stream.closed:
-                raise SpawnFailed("bring files in", None, self._broken or "the container ended")
+                raise SpawnFailed("copy files into the container", None, self._broken or "the container ended")
             self._control({"op": "unpack", "at": at, "remove": list(remove)})
             with open(archive, "rb") as file:
                 while piece := await asyncio.to_thread(file.read, 1 << 20):
@@ -125,14 +125,16 @@ class ContainerTransport:
             status = await self._unpacked
             if status != 0:
                 written = self._stream.stderr.decode("utf-8", "replace").strip().splitlines()
-                raise SpawnFailed("bring files in", None, written[-1] if written else "the container ended")
+                raise SpawnFailed(
+                    "copy files into the container", None, written[-1] if written else "the container ended"
+                )
 
     def _control(self, record: Record) -> None:
         if self._stream is not None:
             self._stream.send(CONTROL, json.dumps(record).encode("ascii"))
 
     async def wait_for_process(self, step: str) -> None:
-        """The first process knows it."""
+        """The first process of the container knows the worker."""
 
     # --- requests and signals ---------------------------------------------------------------------------------------
 
@@ -164,7 +166,7 @@ class ContainerTransport:
             self._loop.call_later(KILL_TIME, self._give_up, self._starts)
 
     def _give_up(self, starts: int) -> None:
-        """If the worker that was to be killed is still the one: give up the container as a whole."""
+        """Give up the container if the worker that was to be killed is still there."""
         if self._worker_alive and self._starts == starts:
             self._stream_broke("the container, or the engine, does not answer")
 
@@ -177,12 +179,12 @@ class ContainerTransport:
         self._sinks = stdout, stderr
 
     def write_output(self, text: str) -> None:
-        # What the code wrote before its call has come before the call.
+        # What the code wrote before its call arrived before the call.
         if self._sinks[0] is not None:
             self._sinks[0](text.encode("utf-8", "backslashreplace"))
 
     def drain_output(self) -> None:
-        """Output comes on the same stream as everything else, in its order."""
+        """Output arrives on the same stream as the records, in order."""
 
     def read_output(self, on: bool) -> None:
         self._control({"op": "hold", "on": not on})
@@ -232,7 +234,7 @@ class ContainerTransport:
                 self.listener.kill(str(problem))
 
     def _take_report(self, record: Record) -> None:
-        """A report of the first process."""
+        """Handle a report of the first process."""
         match record.get("op"):
             case "begun" if not self._begun.done():
                 self._begun.set_result(dict(record.get("facts") or {}))
@@ -297,7 +299,7 @@ class ContainerTransport:
         self._snapshot = False
 
     def take_descriptors(self, fds: list[int]) -> None:
-        """None come: descriptors stay in the container."""
+        """There are none: descriptors stay in the container."""
 
     def restore_snapshot(self) -> None:
         self._snapshot = False
@@ -325,17 +327,17 @@ class ContainerTransport:
 
 
 class _CommandStream:
-    """What a command client writes to."""
+    """The byte stream that a command client writes to."""
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
         self.write = write
 
     def close(self) -> None:
-        """The server ends with the container, or was killed."""
+        """Nothing to do: the server ends with the container, or was killed."""
 
 
 class ContainerStream(asyncio.Protocol):
-    """Both directions of an attached container: the engine's frames, and in them those of its first process."""
+    """The stream of an attached container: the engine's frames, which contain the frames of its first process."""
 
     def __init__(self, on_frame: Callable[[bytes, bytes], None], on_end: Callable[[str], None]) -> None:
         """`on_frame` gets each frame's channel and content; `on_end` is called once, with the reason."""
@@ -345,7 +347,7 @@ class ContainerStream(asyncio.Protocol):
         self._from_engine = bytearray()
         self._frames = bytearray()
         self.stderr = b""
-        """The end of what its first process wrote to its standard error: nothing while all is well."""
+        """The end of what the first process wrote to standard error: nothing, unless something failed."""
         self.closed = False
         self._may_write = asyncio.Event()
         self._may_write.set()
@@ -381,14 +383,14 @@ class ContainerStream(asyncio.Protocol):
             self._on_frame(channel, content)
 
     def eof_received(self) -> None:
-        # By default asyncio would first send what is not read any more.
+        # By default asyncio would first send what no process reads any more.
         self._end("the container ended")
 
     def connection_lost(self, problem: Exception | None) -> None:
         self._end("the container ended" if problem is None else f"the connection to the container broke: {problem}")
 
     def send(self, channel: bytes, content: bytes) -> None:
-        """Send without waiting; what there is no room for is kept."""
+        """Send without waiting; asyncio keeps what there is no room for."""
         if self._transport is not None and not self.closed:
             self._transport.write(HEAD.pack(channel, len(content)) + content)
 
@@ -399,7 +401,7 @@ class ContainerStream(asyncio.Protocol):
         self._may_write.set()
 
     async def drain(self) -> None:
-        """Wait until most of what was sent has gone, or the stream has ended."""
+        """Wait until most of what was sent has been written, or the stream has ended."""
         await self._may_write.wait()
 
     def _end(self, reason: str) -> None:
@@ -418,7 +420,7 @@ class ContainerStream(asyncio.Protocol):
 
 @functools.cache
 def program() -> bytes:
-    """The worker as a tar archive, compiled for this Python: one of the same version inside need not do it again."""
+    """The worker's program as a tar archive, with bytecode for this version of Python."""
     with io.BytesIO() as out, tarfile.open(fileobj=out, mode="w") as archive, tempfile.TemporaryDirectory() as compiled:
         archive.add(GUEST / "worker" / "__main__.py", "__main__.py", filter=_plain)
         for source in sorted([*GUEST.glob("*.py"), *GUEST.glob("worker/*.py")]):
@@ -443,11 +445,11 @@ def program() -> bytes:
         archive.addfile(leading)
         end = archive.offset + 2 * tarfile.BLOCKSIZE
         archive.close()
-        return out.getvalue()[:end]  # Podman does not read what Python fills it up with.
+        return out.getvalue()[:end]  # Podman does not read the padding that Python adds.
 
 
 def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """With no owner in particular, and readable for all users."""
+    """Owned by root, and readable for all users."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     entry.mode = 0o644

@@ -1,6 +1,6 @@
-"""A container engine, over its API: Docker's, and Podman's socket speaks it too. Every call waits for its answer.
+"""A container engine (Docker or Podman), used through its API. Every call blocks until it is answered.
 
-An image can be packed from this machine's own Python, for engines that can reach no registry.
+`pack_image` makes an image from this machine's own Python, for engines that cannot reach a registry.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from carrel.errors import SandboxUnavailable
 from carrel.execution.connection import SpawnFailed
 
 LABEL = "carrel.session"
-"""Every container of ours has it."""
+"""The label of every container that carrel creates."""
 ANSWER = 60
-"""Seconds that the engine may take for one answer."""
+"""Seconds within which the engine must answer."""
 UNUSED = 600
-"""Seconds after which a container that was made and never started is taken for left behind."""
+"""Seconds after which a container that was created and never started counts as abandoned."""
 _GONE = 10.0
 _ENVIRONMENT = ("DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")
 
 
 def connect(address: str | None = None, token: str | None = None) -> Engine:
-    """The engine at this address, or where DOCKER_HOST says; SandboxUnavailable when none answers."""
+    """The engine at this address, or at DOCKER_HOST; SandboxUnavailable if none answers."""
     environment = () if address is not None else tuple(os.environ.get(name) for name in _ENVIRONMENT)
     return _connect(address, token, environment)
 
 
 @functools.lru_cache(maxsize=16)
 def _connect(address: str | None, token: str | None, environment: tuple[str | None, ...]) -> Engine:
-    """One connection is shared as long as the variables of the environment that name the engine stay the same."""
+    """One connection is shared while the environment variables that name the engine stay the same."""
     try:
         import docker  # noqa: PLC0415 -- an extra, and slow to load
         from docker.utils import kwargs_from_env  # noqa: PLC0415
@@ -81,14 +81,14 @@ class Engine:
         self._info: dict[str, Any] | None = None
 
     def info(self) -> dict[str, Any]:
-        """What it tells of itself, asked once."""
+        """Its version and settings, requested once."""
         if self._info is None:
             self._info = {**self._api.version(), **self._api.info()}
         return self._info
 
     @property
     def counts_files(self) -> bool:
-        """Whether it can limit the number of files on a tmpfs; Podman does not let it be said."""
+        """Whether it can limit the number of files on a tmpfs; Podman cannot."""
         return "podman" not in str(self.info().get("Components", "")).lower()
 
     def version(self) -> str:
@@ -100,17 +100,17 @@ class Engine:
     # --- images -----------------------------------------------------------------------------------------------------
 
     def need_image(self, name: str, otherwise: str) -> None:
-        """Have it there, fetched where it is not; SandboxUnavailable says what can be done `otherwise`."""
+        """Pull an image if the engine does not have it; SandboxUnavailable ends with the advice `otherwise`."""
         import docker  # noqa: PLC0415
 
         try:
             self._api.inspect_image(name)
             return
         except docker.errors.ImageNotFound:
-            pass  # fetched below
+            pass  # pulled below
         except (docker.errors.DockerException, OSError) as problem:
             raise SandboxUnavailable(
-                f"the engine at {self.where} does not tell of the image {name}: {_explanation(problem)}"
+                f"the engine at {self.where} cannot inspect the image {name}: {_explanation(problem)}"
             ) from None
         try:
             tagged = name if "@" in name or ":" in name.rpartition("/")[2] else f"{name}:latest"
@@ -119,12 +119,12 @@ class Engine:
                     raise docker.errors.DockerException(step["error"])
         except (docker.errors.DockerException, OSError) as problem:
             raise SandboxUnavailable(
-                f"the image {name} is not on the engine at {self.where}, and could not be fetched: "
+                f"the image {name} is not on the engine at {self.where}, and could not be pulled: "
                 f"{_explanation(problem)}. {otherwise}"
             ) from None
 
     def import_image(self, archive: BinaryIO, name: str, environment: Mapping[str, str]) -> None:
-        """An image of one layer, the files of a tar archive."""
+        """Create an image of one layer from the files of a tar archive."""
         changes = [f"ENV {key}={value}" for key, value in environment.items()]
         with _explained("import an image"):
             answer = self._api.import_image(archive, name, changes=changes)  # Podman reads no tag of its own.
@@ -145,7 +145,7 @@ class Engine:
             self._api.put_archive(container, folder, io.BytesIO(archive))
 
     def attach(self, container: str) -> socket.socket:
-        """A stream socket: what is sent comes to its standard input, what it writes comes in the engine's frames."""
+        """A socket to the container's standard input; its output arrives in the engine's frames."""
         with _explained("attach to the container"):
             wanted = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
             found: Any = self._api.attach_socket(container, params=wanted)
@@ -156,9 +156,9 @@ class Engine:
             raise SpawnFailed(
                 "attach to the container",
                 None,
-                f"{self.where} is not reached by a socket; forward the engine's to here",
+                f"{self.where} is not reached through a socket; forward the engine's socket to this machine",
             )
-        # Taken out of the client's hands, which would keep it open for as long as it lives.
+        # Taken from the client, which would keep it open.
         line = socket.socket(fileno=held.detach())
         if line.family != socket.AF_UNIX:
             line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -176,7 +176,7 @@ class Engine:
             ) from None
 
     def remove(self, container: str) -> None:
-        """End it, whatever it is doing; returns when it is gone."""
+        """Kill and remove a container; returns when it is gone."""
         import docker  # noqa: PLC0415
 
         end = time.monotonic() + _GONE
@@ -191,11 +191,11 @@ class Engine:
                     raise SpawnFailed("remove the container", None, _explanation(problem)) from None
             except OSError as problem:
                 raise SpawnFailed("remove the container", None, _explanation(problem)) from None
-            # The engine is at it already: it removes those that end by themselves, which Podman tells as a failure.
+            # The engine is removing it already, because it has ended; Podman reports that as a failure.
             time.sleep(0.02)
 
     def sweep(self, label: str = LABEL, unused: float = UNUSED) -> None:
-        """Remove what a host that was killed has left: containers that were made and not started, or did not go."""
+        """Remove the containers of killed hosts: those that were never started, or were not removed at their end."""
         import docker  # noqa: PLC0415
 
         wanted = {"label": label, "status": ["created", "exited", "dead"]}
@@ -205,12 +205,12 @@ class Engine:
                 if time.time() - _made_at(container["Created"]) > unused:
                     self.remove(container["Id"])
         except (docker.errors.DockerException, OSError, SpawnFailed):
-            return  # Others may do the same at the same time, and no session waits for it.
+            return  # Another process may do the same at the same time, and no session needs it.
 
 
 @contextmanager
 def _explained(step: str) -> Iterator[None]:
-    """SpawnFailed with what the engine said."""
+    """Raise SpawnFailed with the engine's message."""
     import docker  # noqa: PLC0415
 
     try:
@@ -220,7 +220,7 @@ def _explained(step: str) -> Iterator[None]:
 
 
 def _explanation(problem: BaseException) -> str:
-    """In a few words: what the engine explained, or else the first cause."""
+    """The engine's explanation, or else the first cause."""
     inner = next((inner for inner in problem.args if isinstance(inner, BaseException)), None)
     explained = getattr(problem, "explanation", None)
     if inner is not None and not explained:
@@ -237,7 +237,7 @@ _CHUNK = 1 << 16
 
 
 def plain_socket(held: ssl.SSLSocket) -> socket.socket:
-    """The other end of it is carried by a thread, as long as both are open. One thread: TLS bears no two at once."""
+    """A plain socket for a TLS connection: one thread copies both directions, because TLS is not safe from two."""
     ours, theirs = socket.socketpair()
     held.setblocking(False)
     threading.Thread(target=_carry, args=(held, theirs), name="carrel-engine", daemon=True).start()
@@ -248,7 +248,7 @@ def _carry(held: ssl.SSLSocket, theirs: socket.socket) -> None:
     outgoing = b""
     try:
         while True:
-            # What has been decrypted already is not seen by select.
+            # select does not see what was decrypted already.
             wait = 0 if held.pending() else None
             select.select([held] if outgoing else [held, theirs], [held] if outgoing else [], [], wait)
             if not _bring_in(held, theirs):
@@ -260,14 +260,14 @@ def _carry(held: ssl.SSLSocket, theirs: socket.socket) -> None:
                     return
             outgoing = _send(held, outgoing)
     except OSError:
-        return  # either end is gone, which the other sees by the close
+        return  # either end is gone; the other sees that it is closed
     finally:
         held.close()
         theirs.close()
 
 
 def _bring_in(held: ssl.SSLSocket, theirs: socket.socket) -> bool:
-    """What has come; False at the end."""
+    """Copy what has arrived; False at the end."""
     try:
         data = held.recv(_CHUNK)
     except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -277,7 +277,7 @@ def _bring_in(held: ssl.SSLSocket, theirs: socket.socket) -> bool:
 
 
 def _send(held: ssl.SSLSocket, data: bytes) -> bytes:
-    """What could not be sent now."""
+    """Send, and return the rest that could not be sent."""
     try:
         return data[held.send(data) :] if data else b""
     except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -292,7 +292,7 @@ PROGRAMS = (
     *("ls", "cp", "mv", "rm", "ln", "mkdir", "rmdir", "touch", "chmod", "stat", "find", "du", "df", "mktemp", "ps"),
     *("basename", "dirname", "readlink", "realpath", "sha256sum", "tar", "gzip", "diff", "patch", "pwd", "nproc"),
 )
-"""What a session's commands may count on; those that this machine has are packed."""
+"""Programs for the session's commands; those that this machine has are packed."""
 _SPARED = {"site-packages", "test", "tests", "idlelib", "tkinter", "ensurepip", "lib2to3"}
 _FILES = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000::/home/agent:/bin/sh\n",
@@ -306,10 +306,10 @@ def default_tag() -> str:
 
 
 def pack_image(tag: str | None = None, *, packages: Iterable[str] = (), docker_host: str | None = None) -> str:
-    """Make an image of the Python that runs this and a shell with the usual commands; gives its name.
+    """Make an image of the Python that runs this program and a shell with the usual commands; return its name.
 
-    Nothing is fetched. `packages` are files and folders that are put beside its packages. It runs on machines of the
-    same architecture, as `ContainerConfig(image=…)`."""
+    Nothing is downloaded. `packages` are files and folders that are added to its packages. The image runs on machines
+    of the same architecture, as `ContainerConfig(image=…)`."""
     name = tag or default_tag()
     engine = connect(docker_host)
     with io.BytesIO() as archive:
@@ -320,7 +320,7 @@ def pack_image(tag: str | None = None, *, packages: Iterable[str] = (), docker_h
 
 
 def write_archive(to: BinaryIO, packages: Sequence[Path] = ()) -> None:
-    """The image's files as a tar archive, each at the path where this machine has it."""
+    """Write the image's files as a tar archive, each at its path on this machine."""
     python = os.path.realpath(sys.executable)
     library = Path(sysconfig.get_path("stdlib"))
     modules = _modules(library)
@@ -342,7 +342,7 @@ def write_archive(to: BinaryIO, packages: Sequence[Path] = ()) -> None:
 
 
 def _changes() -> Mapping[str, str]:
-    """What a container of it starts with; a Python built with a shared library must find it."""
+    """The environment of its containers; a Python built with a shared library must find that."""
     return {"PATH": "/usr/local/bin:/usr/bin:/bin", "LD_LIBRARY_PATH": f"{sys.base_prefix}/lib"}
 
 
@@ -357,9 +357,11 @@ def _modules(library: Path) -> list[str]:
 
 
 def _libraries(programs: Sequence[str]) -> set[str]:
-    """What programs need besides themselves, as the loader finds it here."""
+    """The shared libraries of programs, as the loader finds them here."""
     if shutil.which("ldd") is None:
-        raise SandboxUnavailable("no image can be packed here: there is no ldd to ask which libraries Python needs")
+        raise SandboxUnavailable(
+            "no image can be packed here: the program ldd is missing, which lists the libraries that Python needs"
+        )
     listed = subprocess.run(["ldd", *programs], capture_output=True, check=False, text=True).stdout
     words = {word for line in listed.splitlines() if not line.endswith(":") for word in line.split()}
     return {word for word in words if word.startswith("/") and os.path.exists(word)}

@@ -1,4 +1,4 @@
-"""What every executor promises, and the small things it hands out."""
+"""The protocol of executors, and the types of their results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _IMAGES = ("image/png", "image/jpeg")
 _BASE64 = re.compile(r"[A-Za-z0-9+/=\s]+")
 
 Handler = Callable[[str, list[Any], dict[str, Any]], Awaitable[Any]]
-"""Answers calls from inside: the whole name (`tools.curl.get`), the positional and the named arguments."""
+"""Answers a call of the session's code: the full name (`tools.curl.get`), the positional and the named arguments."""
 
 State = Literal["kept", "restored", "lost"]
 FilePath = str | os.PathLike[str]
@@ -25,7 +25,7 @@ FilePath = str | os.PathLike[str]
 
 @dataclass(slots=True)
 class RunUsage:
-    """What one run took."""
+    """The resources that one run used."""
 
     cpu_seconds: float = 0.0
     max_rss_bytes: int = 0
@@ -40,26 +40,26 @@ class Output:
 
 
 OnOutput = Callable[[Output], None]
-"""Called with each piece as it comes; must not wait."""
+"""Called with each piece of output when it arrives; must not block."""
 
 
 @dataclass(slots=True)
 class ExecutionResult:
-    """What came of one run."""
+    """The result of one run."""
 
     value: Any = None
-    """Of the last expression, else None; what is no data is its `repr`."""
+    """The value of the last expression, else None. An object that is not data arrives as its `repr`."""
     stdout: str = ""
     stderr: str = ""
     error: str | None = None
-    """The message, with the traceback of the user's own lines."""
+    """The message, with the traceback of the lines of the user's code."""
     error_type: str | None = None
-    """The exception's class, or Timeout, Crashed, OutOfMemory, Closed."""
+    """The name of the exception's class, or Timeout, Crashed, OutOfMemory or Closed."""
     duration: float = 0.0
     state: State = "kept"
-    """The variables: as the code left them, as they were before this run, or gone."""
+    """The variables are as the code left them (kept), as they were before this run (restored), or gone (lost)."""
     state_reason: str = ""
-    """Why they are restored or lost."""
+    """Why the variables are restored or lost."""
     display: list[dict[str, Any]] = field(default_factory=list)
     """Rich forms, by MIME type."""
     usage: RunUsage = field(default_factory=RunUsage)
@@ -69,7 +69,7 @@ class ExecutionResult:
         return self.error is None
 
     def _repr_html_(self) -> str:
-        """Show the result in a notebook. Of `display` only images: HTML from the sandbox could run scripts there."""
+        """Show the result in a notebook. Of `display` only images: HTML of the code could run scripts there."""
         texts = [("value", repr(self.value)), ("stdout", self.stdout), ("stderr", self.stderr), ("error", self.error)]
         texts.append(("state", f"{self.state}: {self.state_reason}" if self.state_reason else None))
         table = html_table("Result" if self.is_ok else f"Result: {self.error_type}", [row for row in texts if row[1]])
@@ -80,7 +80,7 @@ class ExecutionResult:
 
 @dataclass(slots=True)
 class CommandResult:
-    """What came of one command."""
+    """The result of one command."""
 
     stdout: Any = ""
     """A str; bytes with `text=False`. The same for `stderr` and `output`."""
@@ -92,7 +92,7 @@ class CommandResult:
     output: Any = ""
     """Both streams in the order in which they were written."""
     truncated: bool = False
-    """Whether some of the output was left out."""
+    """Whether output was left out because there was too much."""
 
     @property
     def success(self) -> bool:
@@ -113,16 +113,16 @@ class Variable:
 
 @dataclass(slots=True, frozen=True)
 class RunningCommand:
-    """A command that has processes."""
+    """A command with running processes."""
 
     pid: int
-    """Of its first process, as the session sees it; that one may have ended."""
+    """The number of its first process in the session; that process may have ended."""
     command: str
     started: datetime
 
 
 class RunClock(Protocol):
-    """The time limit of a run. Pauses nest: it continues after as many `resume` as `pause`."""
+    """The time limit of a run. Pauses nest: it continues when `resume` was called as often as `pause`."""
 
     def pause(self) -> None: ...
 
@@ -131,7 +131,7 @@ class RunClock(Protocol):
 
 @dataclass(slots=True, eq=False)
 class CallContext:
-    """The run whose code waits for a handler's answer; a handler finds it in `current_call`."""
+    """The run whose code waits for a handler's answer; handlers read it from `current_call`."""
 
     executor: Executor
     write: Callable[[str], None]
@@ -139,7 +139,7 @@ class CallContext:
     clock: RunClock | None = None
     """The time limit of that run."""
     active: bool = True
-    """False once the call was answered or cancelled: tasks that the handler has started may live longer."""
+    """False once the call was answered or cancelled. Tasks that the handler has started may run longer."""
 
 
 current_call: ContextVar[CallContext | None] = ContextVar("carrel_current_call", default=None)
@@ -148,7 +148,7 @@ current_call: ContextVar[CallContext | None] = ContextVar("carrel_current_call",
 
 @contextmanager
 def paused_clock() -> Iterator[None]:
-    """Stop the time limit of the run whose call is being answered for this block; no effect outside of a call."""
+    """Pause the time limit of the run whose call is being answered; no effect outside of a call."""
     call = current_call.get()
     clock = call.clock if call is not None else None
     if clock is not None:
@@ -162,7 +162,7 @@ def paused_clock() -> Iterator[None]:
 
 @dataclass(slots=True, frozen=True)
 class FileEntry:
-    """One name in a folder."""
+    """An entry of a folder."""
 
     name: str
     kind: Literal["file", "folder", "link"]
@@ -171,55 +171,55 @@ class FileEntry:
 
 @dataclass(slots=True, frozen=True)
 class FileStat(FileEntry):
-    """What is known of one file; of a link, what is known of its target."""
+    """Status of a file; for a link, the status of its target."""
 
     mode: int
     """The permission bits."""
     mtime: float
     target: str = ""
-    """Where a link leads."""
+    """The target of a link."""
 
 
 @dataclass(slots=True, frozen=True)
 class FileChange:
-    """A file that is not as it was at the start."""
+    """A file that differs from the workspace at the start."""
 
     path: str
     kind: Literal["added", "modified", "deleted"]
     size: int = 0
 
 
-class Moment(Protocol):
-    """The variables and files of an executor as they were when it was asked to keep them."""
+class ExecutorCheckpoint(Protocol):
+    """The variables and files of an executor at one moment, which `Executor.rewind` returns to."""
 
     async def close(self) -> None:
-        """Let go of it; twice is harmless."""
+        """Drop the checkpoint; calling it twice has no effect."""
 
 
 @runtime_checkable
-class Place(Protocol):
-    """A Python that keeps its variables, with commands and files in the same place: what a session cannot do without.
+class BasicExecutor(Protocol):
+    """What a session needs: a Python that keeps its variables, and commands and files in the same workspace.
 
-    Calls queue up in the order in which they were made. Different executors run side by side.
-    """
+    Runs queue in the order of the calls. Commands and files never wait for a run, and different executors run side by
+    side."""
 
     handlers: dict[str, Handler]
-    """Who answers calls from inside, by name or its beginning: `tools` answers `tools.curl.get`. Set before start."""
+    """Handlers of calls, by name or by the beginning of a name: `tools` answers `tools.curl.get`. Set before start."""
 
     async def start(self) -> None:
-        """Be ready to run; twice is harmless. Raises SandboxUnavailable where a required sandbox is not possible."""
+        """Start; calling it twice has no effect. Raises SandboxUnavailable where a required sandbox cannot be built."""
 
     async def run(self, code: str, timeout: float | None = None) -> ExecutionResult:
-        """Run code; whatever it does, a result comes, never an exception and never a hang.
+        """Run code. Returns a result whatever the code does; never raises and never hangs.
 
-        `timeout` in seconds; None takes the executor's own. Cancelling the caller stops the code.
+        `timeout` is in seconds; None means the executor's default. Cancelling the caller stops the code.
         """
 
     def stream(self, code: str, timeout: float | None = None) -> AsyncGenerator[Output | ExecutionResult]:
-        """The same, with what is written as it comes, the result last. Closing the iterator stops the code."""
+        """Run code and yield its output as it is written, and the result last. Closing the iterator stops the code."""
 
     async def interrupt(self) -> bool:
-        """Stop the running code as Ctrl-C does; True when some was running. Its variables survive."""
+        """Stop the running code as Ctrl-C does; the variables survive. Returns whether code was running."""
 
     async def exec(
         self,
@@ -237,95 +237,95 @@ class Place(Protocol):
         """Run a command (a str for a shell, or a list of arguments), beside other commands and the code.
 
         On a timeout, or when the caller is cancelled, its whole process tree is killed. A command that cannot be
-        started raises what `subprocess` raises. `user` is "agent" (default) or "root", which is a ConfigurationError
-        where the session has no root. With `text=False` the output is bytes. `on_output` is called with each piece
-        as it comes, also with those that the result leaves out. Without `keep_background`, what the command leaves
-        running in its process group is killed at its end."""
+        started raises the error that `subprocess` raises. `user` is "agent" (default) or "root"; where the
+        session has no root, that is a ConfigurationError. With `text=False` the output is bytes. `on_output` is called
+        with each piece when it arrives, also with those that the result leaves out. Without `keep_background`,
+        processes that the command leaves in its process group are killed when it ends."""
 
     async def processes(self) -> list[RunningCommand]:
-        """Commands that have left processes running, as `server & echo started` does, oldest first."""
+        """The commands with running processes, oldest first; `server & echo started` is one too."""
 
     async def kill(self, pid: int) -> bool:
-        """End such a command with all that came of it; False when there is none of this number, or nothing is left."""
+        """Kill all processes of a command. Returns False when there is no such command, or it has no processes."""
 
     async def read_file(self, path: FilePath) -> bytes:
-        """Relative to the workspace. Raises FileNotFoundError, IsADirectoryError, PermissionError as `open` does."""
+        """Read a file; a relative path starts at the workspace. Raises the errors that `open` raises."""
 
     async def write_file(self, path: FilePath, data: bytes | str) -> None:
-        """Missing folders are made. The file is replaced as a whole: a failure leaves it as it was."""
+        """Write a file, and create missing folders. The file is replaced as a whole: a failure leaves it unchanged."""
 
     async def list_files(self, path: FilePath = ".") -> list[FileEntry]:
-        """What is in a folder, by name."""
+        """List a folder, sorted by name."""
 
     async def stat(self, path: FilePath) -> FileStat:
-        """Follows links, as `os.stat`."""
+        """Return the status of a file; follows links, like `os.stat`."""
 
     async def exists(self, path: FilePath) -> bool:
-        """As `os.path.exists`."""
+        """Like `os.path.exists`."""
 
     async def make_dir(self, path: FilePath) -> None:
-        """With missing parents; a folder that exists is no error."""
+        """Create a folder and its missing parents; an existing folder is no error."""
 
     async def remove(self, path: FilePath, *, recursive: bool = False) -> None:
-        """A file, a link or an empty folder; with `recursive` a folder and all that is in it."""
+        """Remove a file, a link or an empty folder; with `recursive` a folder and its content."""
 
     async def move(self, path: FilePath, to: FilePath) -> None:
-        """To exactly that name; a file there is replaced."""
+        """Rename to exactly this path; a file there is replaced."""
 
     async def realpath(self, path: FilePath) -> str:
-        """Absolute and without links; FileNotFoundError for what does not exist."""
+        """Return the absolute path without links; FileNotFoundError if it does not exist."""
 
     async def str_replace(self, path: FilePath, old: str, new: str) -> None:
-        """Replace the one place where `old` stands; ValueError says how many there are otherwise."""
+        """Replace the only occurrence of `old`; ValueError with their number if it is not exactly one."""
 
     async def changed_files(self) -> list[FileChange]:
-        """Which files of the workspace are not as they were at the start, by path."""
+        """List the files of the workspace that differ from the start, sorted by path."""
 
     async def diff(self) -> str:
-        """The same as a unified diff."""
+        """Return the changes of the workspace since the start as a unified diff."""
 
     async def install(self, requirements: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:
-        """Have these packages importable, also in a run that is under way; never waits for it.
+        """Install packages. They are importable at once, also in a run that is under way; never waits for it.
 
-        Returns the versions of what was added or changed, by name; nothing where all was there. Raises DependencyError
-        with what the installer said, and nothing has changed then. `constraints` bound versions and install nothing."""
+        Returns the versions of the packages that were added or changed, by name. Raises DependencyError with the
+        installer's message; then nothing has changed. `constraints` limit versions and install nothing."""
 
     async def uninstall(self, names: Sequence[str]) -> list[str]:
-        """Remove these packages; returns those that were there. What is in memory already stays there.
+        """Remove packages; returns those that were installed. Modules that are already imported stay in memory.
 
-        Raises DependencyError where one is there and not the session's to remove."""
+        Raises DependencyError for a package that does not belong to the session."""
 
     async def installed(self) -> dict[str, str]:
-        """The version of each package that code can import, by its normalized name."""
+        """Return the version of each package that code can import, by its normalized name."""
 
     async def fork(self) -> Self:
-        """Another executor with the same variables and files, from now on apart; ForkRefused changes nothing."""
+        """Return another executor with a copy of the variables and files; after ForkRefused nothing has changed."""
 
     async def variables(self) -> list[Variable]:
-        """The variables that code has made, without those that begin with `_`; at most 1,000. Queues like `run`."""
+        """List the variables that code has set, without names that begin with `_`; at most 1,000. Queues like `run`."""
 
     async def set_variables(self, variables: Mapping[str, Any]) -> None:
-        """Set variables to data: the types that `run` can return. Queues like `run`."""
+        """Set variables to values of the types that `run` can return. Queues like `run`."""
 
     async def reset(self) -> None:
-        """Forget the variables; files stay."""
+        """Delete the variables; files stay."""
 
     async def close(self) -> None:
-        """End everything that was started here; twice is harmless. A run under way ends with the error type Closed."""
+        """End all processes; calling it twice has no effect. A run under way ends with the error type Closed."""
 
     def supported_capabilities(self) -> set[str]:
-        """Only what is in force on this machine now."""
+        """Return the capabilities that are active on this machine now."""
 
 
 @runtime_checkable
-class Executor(Place, Protocol):
-    """A place that can go back, too, or says why it cannot."""
+class Executor(BasicExecutor, Protocol):
+    """An executor with checkpoints; one that cannot make them raises ForkRefused with the reason."""
 
-    async def checkpoint(self) -> Moment:
-        """Keep the variables and files as they are now, to go back to; ForkRefused changes nothing."""
+    async def checkpoint(self) -> ExecutorCheckpoint:
+        """Keep the variables and files as they are now, for `rewind`; after ForkRefused nothing has changed."""
 
-    async def rewind(self, to: Moment, then: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Go back to a moment of this very executor, as often as wanted; what runs in it ends.
+    async def rewind(self, to: ExecutorCheckpoint, then: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Return to a checkpoint of this executor, any number of times; running commands end.
 
-        `then` is done once nothing stands in the way any more. What it raises, and ForkRefused, change nothing. Who
-        is cancelled before its turn has changed nothing either; after that, all of it is done."""
+        `then` is called when nothing can prevent the rewind any more. If it raises, and after ForkRefused, nothing has
+        changed. A caller that is cancelled while it waits for its turn changes nothing; later, the rewind completes."""

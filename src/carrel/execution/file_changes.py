@@ -7,7 +7,7 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -89,18 +89,15 @@ class Part(Folder):
         return {name: seen for name, seen in found.items() if seen is not None}
 
 
-class Copied:
+class Copied(Folder):
     """A folder that the session has a copy of: the list is of the copy as it was made, the content the folder's."""
 
     def __init__(self, path: Path, copy: Tree) -> None:
-        self._path = path
-        self._tree = copy
+        super().__init__(path)
+        self._copy = copy
 
     def tree(self) -> Tree:
-        return self._tree
-
-    def read(self, path: str) -> bytes | None:
-        return read_plain(self._path / path)
+        return self._copy
 
 
 class Remembered:
@@ -126,13 +123,15 @@ class Remembered:
 
 def seen_below(folder: Path) -> Tree:
     """Every file and link below a folder of the host; links are not followed."""
-    found: Tree = {}
-    for place, folders, files in os.walk(folder):
+    found = {path: seen_at(folder, path) for path in _paths_below(folder, folder)}
+    return {path: seen for path, seen in found.items() if seen is not None}
+
+
+def _paths_below(start: Path, folder: Path) -> Iterator[str]:
+    """Of every file and link below `start`, relative to `folder`."""
+    for place, folders, files in os.walk(start):
         for name in [*files, *(name for name in folders if os.path.islink(os.path.join(place, name)))]:
-            path = os.path.relpath(os.path.join(place, name), folder)
-            if (seen := seen_at(folder, path)) is not None:
-                found[path] = seen
-    return found
+            yield os.path.relpath(os.path.join(place, name), folder)
 
 
 def seen_at(folder: Path, path: str) -> Seen | None:
@@ -149,6 +148,10 @@ def seen_at(folder: Path, path: str) -> Seen | None:
         if problem.errno != errno.ENAMETOOLONG:
             raise
         return None
+    return _seen(about, target)
+
+
+def _seen(about: os.stat_result, target: str) -> Seen:
     kind = "link" if stat.S_ISLNK(about.st_mode) else "file"
     runs = kind == "file" and bool(about.st_mode & stat.S_IXUSR)
     return Seen(kind, about.st_size, about.st_mtime, about.st_ctime_ns, runs, target)
@@ -372,11 +375,7 @@ def _note(
         found.hidden.update(_below(base, path))
     if stat.S_ISCHR(about.st_mode) and about.st_rdev == 0:
         return
-    kind = "link" if stat.S_ISLNK(about.st_mode) else "file"
-    # As a listing from inside has it, which looks at more than regular files.
-    runs = kind == "file" and bool(about.st_mode & stat.S_IXUSR)
-    target = os.readlink(name, dir_fd=folder) if kind == "link" else ""
-    found.seen[path] = Seen(kind, about.st_size, about.st_mtime, about.st_ctime_ns, runs, target)
+    found.seen[path] = _seen(about, os.readlink(name, dir_fd=folder) if stat.S_ISLNK(about.st_mode) else "")
 
 
 def _is_folder(path: Path) -> bool:
@@ -396,8 +395,4 @@ def _below(base: Path, path: str) -> list[str]:
     full = base / path
     if not _is_folder(full):
         return [path] if os.path.lexists(full) else []
-    found = []
-    for place, folders, files in os.walk(full):
-        for name in [*files, *(name for name in folders if os.path.islink(os.path.join(place, name)))]:
-            found.append(os.path.relpath(os.path.join(place, name), base))
-    return found
+    return list(_paths_below(full, base))

@@ -1,4 +1,4 @@
-"""Code in a thread of this very process: nothing is started and nothing is kept apart."""
+"""Runs code in a thread of this process, without any isolation."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from carrel.errors import CarrelError, ConfigurationError, ExecutorClosed, ForkRefused
 from carrel.execution import file_changes, temp_dirs
@@ -29,7 +28,15 @@ from carrel.execution.commands_and_files import CommandsAndFiles
 from carrel.execution.config import InProcessConfig, settings_of
 from carrel.execution.connection import CommandServers
 from carrel.execution.environments import has_installer
-from carrel.execution.executor import CallContext, ExecutionResult, Handler, Moment, Output, Variable, current_call
+from carrel.execution.executor import (
+    CallContext,
+    ExecutionResult,
+    ExecutorCheckpoint,
+    Handler,
+    Output,
+    Variable,
+    current_call,
+)
 from carrel.execution.host_calls import error_record, handler_for, whole
 from carrel.execution.output import BoundedOutput, Streaming, streamed
 from carrel.execution.packages import Packages, in_process_packages
@@ -51,17 +58,18 @@ from carrel.guest.worker.host_calls import encode_arguments, error_from_record
 from carrel.guest.worker.namespaces import namespaces
 
 _ONE_PROCESS = "code that runs in the host's own process cannot be forked apart from it; use a subprocess"
-_LOOK = 0.02
-"""Seconds after which code that waits for the host looks whether it was interrupted."""
+_INTERRUPT_CHECK = 0.02
+"""Seconds between two checks for an interrupt, while code waits for the host."""
 
 
 class InProcessExecutor(CommandsAndFiles):
-    """See `Executor` for what is promised, and `supported_capabilities` for how little of it is isolation.
+    """See `Executor`; there is no isolation.
 
-    Code that will not be interrupted (a C function that does not return) is left behind in its thread. What code
-    starts in threads of its own writes to this process's own output, and `os._exit` ends this process. Packages that
-    are added can be imported by the whole process, until the executor is closed.
-    """
+    Code that cannot be interrupted (a C function that does not return) goes on in its thread, and the next run has new
+    variables. Threads that the code starts write to this process's own output, and `os._exit` ends this process. The
+    whole process can import the packages that are added, until the executor is closed."""
+
+    config: InProcessConfig
 
     def __init__(self, config: InProcessConfig | None = None, *, handlers: dict[str, Handler] | None = None) -> None:
         self.config = settings_of(self, InProcessConfig, config)
@@ -79,15 +87,6 @@ class InProcessExecutor(CommandsAndFiles):
         self._packages: Packages | None = None
         self._making = asyncio.Lock()
         self._closed = False
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     # --- life -------------------------------------------------------------------------------------------------------
 
@@ -165,17 +164,6 @@ class InProcessExecutor(CommandsAndFiles):
             found |= {"deps_install", "deps_uninstall"}
         return found
 
-    # --- packages ---------------------------------------------------------------------------------------------------
-
-    async def install(self, requirements: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:
-        return await (await self._with_packages()).install(requirements, constraints)
-
-    async def uninstall(self, names: Sequence[str]) -> list[str]:
-        return await (await self._with_packages()).uninstall(names)
-
-    async def installed(self) -> dict[str, str]:
-        return await (await self._with_packages()).installed()
-
     # --- code -------------------------------------------------------------------------------------------------------
 
     async def run(self, code: str, timeout: float | None = None) -> ExecutionResult:
@@ -225,7 +213,7 @@ class InProcessExecutor(CommandsAndFiles):
                 result = stopped(result, timer, seconds)
             if record.get("lost"):
                 result.state, result.state_reason = "lost", str(record["lost"])
-            streams.flush()  # of code that was left behind
+            streams.flush()  # of code that runs on
             result.stdout, result.stderr = stdout.text(), stderr.text()
             result.duration = time.perf_counter() - began
             return result
@@ -243,12 +231,12 @@ class InProcessExecutor(CommandsAndFiles):
             self._thread.interrupt()
 
     def _leave_thread(self, why: str) -> None:
-        """A thread cannot be killed: it is left behind with its variables, and the next run gets new ones."""
+        """Abandon the thread, which cannot be killed; the next run gets a new one with new variables."""
         if self._thread is None or self._answer is None or self._answer.done():
             return
         self._thread.abandon()
         self._thread = self._new_thread()
-        lost = "its thread could not be stopped and was left behind; variables begin anew"
+        lost = "its thread could not be stopped and runs on; the variables are new"
         self._answer.set_result({"error": why, "error_type": "Timeout", "lost": lost})
 
     async def interrupt(self) -> bool:
@@ -272,21 +260,21 @@ class InProcessExecutor(CommandsAndFiles):
     async def fork(self) -> InProcessExecutor:
         raise ForkRefused(_ONE_PROCESS)
 
-    async def checkpoint(self) -> Moment:
+    async def checkpoint(self) -> ExecutorCheckpoint:
         raise ForkRefused(_ONE_PROCESS)
 
-    async def rewind(self, to: Moment, then: Callable[[], Awaitable[None]] | None = None) -> None:
+    async def rewind(self, to: ExecutorCheckpoint, then: Callable[[], Awaitable[None]] | None = None) -> None:
         raise ForkRefused(_ONE_PROCESS)
 
     # --- calls to the host, made in the thread ----------------------------------------------------------------------
 
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Waits in small steps, because an interrupt only comes between two bytecodes."""
+        """Call the host and wait, in small steps: an interrupt arrives only between two bytecodes."""
         future = asyncio.run_coroutine_threadsafe(self._handled(name, encode_arguments(name, arguments)[0]), self._loop)
         try:
             while True:
                 try:
-                    return _value(future.result(_LOOK))
+                    return _value(future.result(_INTERRUPT_CHECK))
                 except TimeoutError:
                     if future.done():
                         raise
@@ -299,7 +287,7 @@ class InProcessExecutor(CommandsAndFiles):
         return _value(await asyncio.wrap_future(future))
 
     async def _handled(self, name: str, encoded: Any) -> Record:
-        """In the host's loop; crosses as data, as it would from another process."""
+        """Answer a call in the host's loop. Arguments and answer are copied as data, as between processes."""
         task = asyncio.current_task()
         if task is not None:
             self._calls.add(task)
@@ -353,11 +341,8 @@ class InProcessExecutor(CommandsAndFiles):
     async def _server_gone(self, client: CommandClient) -> Exception:
         return ExecutorClosed("this executor was closed meanwhile")
 
-    def _output_limit(self) -> int:
-        return self.config.output_limit
-
     def _command_environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        """With the added packages, of which this process's own environment does not know."""
+        """Add the paths of the added packages, which are not in this process's environment."""
         found: dict[str, str] = {}
         if self._packages is not None:
             paths = {"PYTHONPATH": self._packages.path_of_commands(), "PATH": f"{self._packages.added}/bin"}
@@ -366,7 +351,7 @@ class InProcessExecutor(CommandsAndFiles):
 
 
 class _Thread:
-    """What a Stop stops."""
+    """What a `RunTimer` interrupts and kills."""
 
     def __init__(self, interrupt: Callable[[], None], leave: Callable[[str], None]) -> None:
         self._interrupt, self._leave = interrupt, leave
@@ -379,7 +364,7 @@ class _Thread:
 
 
 class _Shared(BoundedOutput):
-    """Takes output of the code's thread, and of handlers in the loop's."""
+    """Output of the code's thread, and of handlers in the loop's thread."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit)
@@ -391,7 +376,7 @@ class _Shared(BoundedOutput):
 
 
 class _Posted(BoundedOutput):
-    """Takes output in the code's thread and hands it on in the loop's."""
+    """Takes output in the code's thread and passes it on in the loop's thread."""
 
     def __init__(self, to: BoundedOutput, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(1)

@@ -34,14 +34,14 @@ class WorkerDied(Exception):
 
 @dataclass(frozen=True)
 class Ending:
-    """What a result says of it."""
+    """How a result describes the end of a worker."""
 
     error_type: str
     text: str
 
 
 def ending_of(status: int | None, broke: str, *, out_of_memory: bool = False) -> Ending:
-    """From the wait status, where it is known; `out_of_memory` when the kernel ended something of it just now."""
+    """From the wait status, if known; `out_of_memory`: the kernel has just killed a process for lack of memory."""
     if broke:
         return Ending("Crashed", f"the session's Python was ended: {broke}")
     if status is None:
@@ -114,7 +114,7 @@ class Stoppable(Protocol):
 
 
 class RunTimer:
-    """Ends a run at its time limit, or when it is stopped: an interrupt first, a kill after the grace."""
+    """Ends a run at its time limit, or when it is stopped: by an interrupt, and after the grace by a kill."""
 
     def __init__(self, session: Stoppable, grace: float) -> None:
         self._session = session
@@ -154,7 +154,7 @@ class RunTimer:
         self._interrupt_again()
 
     def interrupt(self) -> None:
-        """As Ctrl-C, and no more: nothing is killed."""
+        """Interrupt once, like Ctrl-C; nothing is killed."""
         self._session.interrupt()
 
     def _interrupt_again(self) -> None:
@@ -188,7 +188,7 @@ def failed_result(error_type: str, text: str) -> ExecutionResult:
 
 
 def misused(code: object, timeout: object) -> ExecutionResult | None:
-    """The result of a run that is asked for with what is no code or no time; None when it can be run."""
+    """The result of a run whose code or timeout has the wrong type; None if they are right."""
     if not isinstance(code, str):
         return failed_result("TypeError", f"code is a text (str), and this is {type(code).__name__}")
     if timeout is not None and not is_seconds(timeout):
@@ -198,7 +198,7 @@ def misused(code: object, timeout: object) -> ExecutionResult | None:
 
 
 def finished(record: Record) -> ExecutionResult:
-    """What the worker answered; ValueError when that is not what a worker answers."""
+    """The result in a worker's answer; ValueError for an invalid answer."""
     error, kind = record.get("error"), record.get("error_type")
     usage: Any = record.get("usage") or {}
     display: Any = record.get("display") or []
@@ -218,11 +218,11 @@ def finished(record: Record) -> ExecutionResult:
 
 
 LIST_VARIABLES = 5.0
-"""Seconds after which the list of variables goes on without calling `__repr__` methods."""
+"""Seconds after which variables are listed without calling `__repr__` methods."""
 
 
 def variables_of(result: ExecutionResult) -> list[Variable]:
-    """The variables that a run without code has listed; WorkerLost where it could not."""
+    """The variables in the result of a run without code; WorkerLost if they could not be listed."""
     if result.error_type == "Closed":
         raise ExecutorClosed("this executor is closed; make another")
     try:
@@ -234,7 +234,7 @@ def variables_of(result: ExecutionResult) -> list[Variable]:
 
 
 def encode_variables(variables: Mapping[str, Any]) -> Any:
-    """As a request carries them; TypeError for a value that is not data, ValueError for one that is too large."""
+    """Encode variables for a request; TypeError for a value that is not data, ValueError for one that is too large."""
     for name, value in variables.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise ValueError(f"{name!r} is not the name of a variable")
@@ -264,7 +264,7 @@ def _has_repr(encoded: Any) -> bool:
 
 
 def stopped(result: ExecutionResult, timer: RunTimer, seconds: float | None) -> ExecutionResult:
-    """A run whose time was up has that as its error, whatever it did afterwards."""
+    """Set the error of a run that reached its time limit, whatever its code did afterwards."""
     if timer.why != "timeout" or (result.state, result.error_type) == ("lost", "Closed"):
         return result
     text = f"the code ran longer than its timeout of {seconds:g} s"
@@ -277,5 +277,5 @@ def stopped(result: ExecutionResult, timer: RunTimer, seconds: float | None) -> 
 
 
 def clean(text: str) -> str:
-    """Without lone surrogates, which no terminal, file or JSON takes."""
+    """Replace lone surrogates, which terminals, files and JSON refuse."""
     return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text

@@ -1,4 +1,4 @@
-"""Code in a process of its own, sandboxed where this machine can: started in milliseconds, restored after a crash."""
+"""Runs code in a process of its own, in a sandbox where this machine can build one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from carrel.execution.capabilities import Confinement, confinement
 from carrel.execution.config import SubprocessConfig, path_of, sandbox_mode, settings_of
 from carrel.execution.connection import READY, SpawnFailed, WorkerConnection
 from carrel.execution.environments import has_installer
-from carrel.execution.executor import ExecutionResult, Handler, Moment
+from carrel.execution.executor import ExecutionResult, ExecutorCheckpoint, Handler
 from carrel.execution.file_changes import Unreadable, Upper, read_upper
 from carrel.execution.host_calls import known_errors
 from carrel.execution.local_transport import LocalConnection, LocalTransport
@@ -35,7 +35,7 @@ _SETTLE_TIME = 2.0
 
 
 class SubprocessExecutor(WorkerExecutor):
-    """See `Executor` for what is promised; `SubprocessConfig` for what can be set."""
+    """See `Executor`, and `SubprocessConfig` for the settings."""
 
     config: SubprocessConfig
     _connection: LocalConnection | None
@@ -46,15 +46,15 @@ class SubprocessExecutor(WorkerExecutor):
         self._confinement: Confinement | None = None
         self._why_no_fork: str | None = None
         self._scratch: Path | None = None
-        self._kept: list[_Kept] = []
+        self._kept: list[_Checkpoint] = []
         self.still = asyncio.Lock()
-        """Held while files are read several times, to see those of one moment: a rewind waits for it."""
+        """Held while files are read several times and must not change in between: a rewind waits for it."""
         self.holds: object = None
-        """Something that must be there for as long as this is."""
+        """An object that must live as long as the executor."""
 
     @property
     def alive(self) -> bool:
-        """Whether it was started, and nothing of it has died."""
+        """Whether it was started, and its processes are alive."""
         return self._connection is not None and self._connection.alive and self._connection.worker_alive
 
     async def _open(self) -> LocalConnection:
@@ -99,13 +99,13 @@ class SubprocessExecutor(WorkerExecutor):
             return self._packages
 
     def _confined(self) -> Confinement:
-        """What this machine can do; takes a while the first time, and where a workspace is large."""
+        """What the sandbox of this machine offers; slow the first time, and with a large workspace."""
         found = confinement(sandbox_mode(self.config.sandbox), self.config)
         self._look_at_workspace(found.confined)
         return found
 
     def _look_at_workspace(self, confined: bool) -> None:
-        """Remember how it begins; without a file system of its own the session gets a copy to work on."""
+        """Remember the workspace at the start; without a file system of its own the session works on a copy."""
         given, mode = path_of(self.config.workspace), self.config.workspace_mode
         if given is not None:
             self._before = file_changes.Remembered(given) if mode == "rw" else file_changes.Folder(given)
@@ -145,7 +145,7 @@ class SubprocessExecutor(WorkerExecutor):
         }
 
     def _private(self, packages: Packages) -> dict[str, Any]:
-        """What no other session may come to know: environment variables hold secrets."""
+        """Settings that no other session may see: environment variables hold secrets."""
         config, added = self.config, str(packages.added)
         home = path_of(config.home)
         own = f"{HOME}/.local/bin:" if home is not None else ""
@@ -161,15 +161,15 @@ class SubprocessExecutor(WorkerExecutor):
         }
 
     async def _close(self) -> None:
-        # First: who is on the way back to one of them has the turn.
-        await self._let_go()
+        # First, because a rewind to one of them holds the turn.
+        await self._drop_checkpoints()
         await super()._close()
-        await self._let_go()
+        await self._drop_checkpoints()
         if self._scratch is not None:
             await asyncio.to_thread(temp_dirs.remove, self._scratch)
         self.holds = None
 
-    async def _let_go(self) -> None:
+    async def _drop_checkpoints(self) -> None:
         await asyncio.gather(*(kept.close() for kept in self._kept))
 
     def _files_gone(self, result: ExecutionResult) -> None:
@@ -200,22 +200,22 @@ class SubprocessExecutor(WorkerExecutor):
             fork.lost, fork.holds = self.lost, self.holds
             return fork
 
-    async def checkpoint(self) -> Moment:
+    async def checkpoint(self) -> ExecutorCheckpoint:
         async with self._turn:
-            kept = _Kept(self, await self._forked(self.handlers, as_checkpoint=True), self.lost)
+            kept = _Checkpoint(self, await self._forked(self.handlers, as_checkpoint=True), self.lost)
             self._kept.append(kept)
             return kept
 
-    async def rewind(self, to: Moment, then: Callable[[], Awaitable[None]] | None = None) -> None:
-        if not isinstance(to, _Kept) or to.of is not self:
-            raise ForkRefused("this is no moment of this session, so it cannot be gone back to")
+    async def rewind(self, to: ExecutorCheckpoint, then: Callable[[], Awaitable[None]] | None = None) -> None:
+        if not isinstance(to, _Checkpoint) or to.of is not self:
+            raise ForkRefused("this is not a checkpoint of this session")
         await self.still.acquire()
         try:
             await self._turn.acquire()
         except BaseException:
             self.still.release()
             raise
-        # Once begun it is finished also if the caller is cancelled: one part alone must not go back.
+        # Once begun it is completed, also if the caller is cancelled: variables and files must go back together.
         going = asyncio.ensure_future(self._rewind(to, then))
         going.add_done_callback(self._rewound)
         await asyncio.shield(going)
@@ -224,9 +224,9 @@ class SubprocessExecutor(WorkerExecutor):
         self._turn.release()
         self.still.release()
         if not going.cancelled():
-            going.exception()  # the caller gets it, if it still waits
+            going.exception()  # Mark it as retrieved: the caller may be gone.
 
-    async def _rewind(self, to: _Kept, then: Callable[[], Awaitable[None]] | None) -> None:
+    async def _rewind(self, to: _Checkpoint, then: Callable[[], Awaitable[None]] | None) -> None:
         if self._closed:
             raise ExecutorClosed("this executor is closed; make another")
         try:
@@ -249,7 +249,7 @@ class SubprocessExecutor(WorkerExecutor):
             await before.close()
 
     async def _forked(self, handlers: dict[str, Handler], *, as_checkpoint: bool = False) -> LocalConnection:
-        """Another session with the variables and files of this moment."""
+        """Open a session with a copy of the variables and files."""
         await self._started()
         connection = self._connection
         assert connection is not None
@@ -264,12 +264,12 @@ class SubprocessExecutor(WorkerExecutor):
             raise ForkRefused(f"the session's Python ended: {result.error}; its variables are {result.state}") from None
 
     def _twin(self) -> Self:
-        """Another of this kind, with the same settings and handlers, not started."""
+        """Return an executor of this kind with the same settings and handlers, not started."""
         return type(self)(self.config, handlers=dict(self.handlers))
 
     async def _before_and_now(self) -> tuple[file_changes.Before, file_changes.Tree]:
         base, at = path_of(self.config.workspace), self.config.workspace_at
-        # What is mounted into the workspace is in no layer of it.
+        # The overlay does not know of files that are mounted into the workspace.
         if base is not None and not any(Path(mount.at).is_relative_to(at) for mount in self.config.mounts):
             upper = await self.upper(base)
             if upper is not None:
@@ -277,7 +277,7 @@ class SubprocessExecutor(WorkerExecutor):
         return await super()._before_and_now()
 
     async def upper(self, base: Path) -> Upper | None:
-        """What its overlay says was changed in the workspace, which began as `base`; None where it cannot tell."""
+        """What the overlay of the workspace has changed in `base`; None where there is no overlay."""
         async with self._turn:
             await self._started()
             assert self._connection is not None
@@ -299,7 +299,7 @@ class SubprocessExecutor(WorkerExecutor):
 async def fork_connection(
     parent: LocalConnection, handlers: dict[str, Handler], *, as_checkpoint: bool = False
 ) -> LocalConnection:
-    """Another session with the same variables and files; after ForkRefused nothing has changed.
+    """Fork a session with its variables and files; after ForkRefused nothing has changed.
 
     A worker that does not answer is ended, and WorkerDied raised. A fork for a checkpoint is there only to be forked
     itself: it keeps no snapshot, and no other process can look into it."""
@@ -359,8 +359,8 @@ async def fork_connection(
     return child
 
 
-class _Kept:
-    """A fork in which nothing is run: it is forked anew each time the executor goes back to it."""
+class _Checkpoint:
+    """A fork in which nothing runs: each rewind forks it again."""
 
     def __init__(self, of: SubprocessExecutor, connection: LocalConnection, lost: str) -> None:
         self.of, self.lost = of, lost
@@ -368,19 +368,19 @@ class _Kept:
         connection.transport.memory_kills.begin()
 
     async def again(self, handlers: dict[str, Handler]) -> LocalConnection:
-        """Another session that begins with this moment."""
+        """Open a session that continues from this checkpoint."""
         connection = self._connection
         if connection is None:
-            raise ForkRefused("this moment was let go of")
+            raise ForkRefused("this checkpoint was dropped")
         if connection.worker_alive:
             connection.transport.signal(signal.SIGCONT)  # code of the session may have stopped it
             with suppress(WorkerDied):
                 return await fork_connection(connection, handlers)
         if self._connection is None:
-            raise ForkRefused("this moment was let go of meanwhile")
-        # Nothing is woken in its place: what came then would not be what was kept.
+            raise ForkRefused("this checkpoint was dropped meanwhile")
+        # No snapshot is restored in its place: its variables could be others.
         ending = await connection.exit_status()
-        raise ForkRefused(f"the process that kept this moment is gone: {ending.text}")
+        raise ForkRefused(f"the process of this checkpoint is gone: {ending.text}")
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None

@@ -1,21 +1,20 @@
-"""An executor with a worker: runs in their order, time limits, recovery. How a session is opened is each kind's own."""
+"""The base of executors whose code runs in a worker process: runs in order, time limits, recovery."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from types import TracebackType
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Self
 
 from carrel.errors import CarrelError, ExecutorClosed, PlaceLost, WorkerLost
 from carrel.execution.async_channel import Record
 from carrel.execution.command_client import CommandClient, CommandServerGone
 from carrel.execution.commands_and_files import CommandsAndFiles
-from carrel.execution.config import PlaceSettings
+from carrel.execution.config import ProcessSettings
 from carrel.execution.connection import Recovery, WorkerConnection
-from carrel.execution.executor import ExecutionResult, Handler, Moment, Output, Variable
+from carrel.execution.executor import ExecutionResult, ExecutorCheckpoint, Handler, Output, Variable
 from carrel.execution.output import BoundedOutput, Streaming, streamed
 from carrel.execution.packages import Packages
 from carrel.execution.results import (
@@ -35,9 +34,9 @@ from carrel.guest.channel import ChannelError
 
 
 class WorkerExecutor(CommandsAndFiles):
-    """See `Executor` for what is promised."""
+    """See `Executor`. Subclasses open the session."""
 
-    config: PlaceSettings
+    config: ProcessSettings
 
     def __init__(self, handlers: dict[str, Handler] | None = None) -> None:
         self.handlers: dict[str, Handler] = handlers if handlers is not None else {}
@@ -49,18 +48,9 @@ class WorkerExecutor(CommandsAndFiles):
         self._unreported: Recovery | None = None
         """A recovery by which variables were lost, for the result of the next run."""
         self.lost = ""
-        """Why what was changed in the files is gone; empty while it is there."""
+        """Why the changes of the files are lost; empty while they are there."""
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     # --- life -------------------------------------------------------------------------------------------------------
 
@@ -77,14 +67,14 @@ class WorkerExecutor(CommandsAndFiles):
                 await self._drop_connection()
                 raise ExecutorClosed("this executor was closed while it started")
         elif not self._connection.worker_alive:
-            # It died between two requests: nothing is lost if a snapshot of that moment is there.
+            # It died between two requests: nothing is lost if there is a snapshot of that moment.
             recovery = await self._connection.recover(fresh=False)
             self._unreported = recovery if recovery.changes_lost else None
         return self._connection
 
     @abstractmethod
     async def _open(self) -> WorkerConnection[Any]:
-        """Open a session; leaves nothing behind where it fails."""
+        """Open a session; a failure leaves nothing behind."""
 
     @property
     def workspace_path(self) -> str:
@@ -93,21 +83,17 @@ class WorkerExecutor(CommandsAndFiles):
         return at
 
     @abstractmethod
-    async def _with_packages(self) -> Packages:
-        """Its packages, made where they are missing."""
-
-    @abstractmethod
     def supported_capabilities(self) -> set[str]:
-        """Only what is in force on this machine now."""
+        """Return the capabilities that are active on this machine now."""
 
     @abstractmethod
     async def fork(self) -> Self: ...
 
     @abstractmethod
-    async def checkpoint(self) -> Moment: ...
+    async def checkpoint(self) -> ExecutorCheckpoint: ...
 
     @abstractmethod
-    async def rewind(self, to: Moment, then: Callable[[], Awaitable[None]] | None = None) -> None: ...
+    async def rewind(self, to: ExecutorCheckpoint, then: Callable[[], Awaitable[None]] | None = None) -> None: ...
 
     async def close(self) -> None:
         self._closed = True
@@ -117,7 +103,7 @@ class WorkerExecutor(CommandsAndFiles):
 
     async def _close(self) -> None:
         await self._drop_connection()
-        # A start that was under way ends as well; it holds the turn.
+        # A start that is under way holds the turn, and ends too.
         async with self._turn:
             await self._drop_connection()
         async with self._making:
@@ -129,17 +115,6 @@ class WorkerExecutor(CommandsAndFiles):
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
-
-    # --- packages ---------------------------------------------------------------------------------------------------
-
-    async def install(self, requirements: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:
-        return await (await self._with_packages()).install(requirements, constraints)
-
-    async def uninstall(self, names: Sequence[str]) -> list[str]:
-        return await (await self._with_packages()).uninstall(names)
-
-    async def installed(self) -> dict[str, str]:
-        return await (await self._with_packages()).installed()
 
     # --- code -------------------------------------------------------------------------------------------------------
 
@@ -242,7 +217,7 @@ class WorkerExecutor(CommandsAndFiles):
         return result
 
     def _files_gone(self, result: ExecutionResult) -> None:
-        """Its first process ended, and with it the memory that everything it wrote was in."""
+        """The session's first process ended, and with it the memory that its files were in."""
         what = "what was changed in its files"
         if self.config.workspace is not None and self.config.workspace_mode == "rw":
             what = "what was in its home and in /tmp"
@@ -285,9 +260,6 @@ class WorkerExecutor(CommandsAndFiles):
                     continue
                 connection.check_stopped_later()
                 return client
-
-    def _output_limit(self) -> int:
-        return self.config.output_limit
 
     def _kill_server(self, client: CommandClient) -> None:
         client.owner.transport.kill_server(client)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from carrel.errors import ForkRefused, SessionExists
-from carrel.execution.executor import Executor, Moment
+from carrel.execution.executor import Executor, ExecutorCheckpoint
 from carrel.session.storage import StorageBackend
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Checkpoints:
     def __init__(self, executor: Executor, conversation: ConversationBranch) -> None:
         self._executor = executor
         self._conversation = conversation
-        self._kept: dict[str, tuple[Checkpoint, Moment]] = {}
+        self._kept: dict[str, tuple[Checkpoint, ExecutorCheckpoint]] = {}
         self._creating = asyncio.Lock()
 
     def all(self) -> list[Checkpoint]:
@@ -181,7 +181,7 @@ class Checkpoints:
         """Find a checkpoint by itself, its id, its label or its message count; the newest that matches."""
         return self._find(wanted)[0]
 
-    def _find(self, wanted: Checkpoint | str | int) -> tuple[Checkpoint, Moment]:
+    def _find(self, wanted: Checkpoint | str | int) -> tuple[Checkpoint, ExecutorCheckpoint]:
         if isinstance(wanted, bool) or not isinstance(wanted, Checkpoint | str | int):
             raise TypeError(f"{wanted!r} is not a checkpoint; give one, its id or label, or a number of messages")
         id_ = wanted.id if isinstance(wanted, Checkpoint) else wanted

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from carrel.embedding import EmbedderOption
 from carrel.errors import ConfigurationError
-from carrel.execution.config import Limits, Mount, PlaceSettings, SandboxMode, is_seconds
-from carrel.execution.executor import Place
+from carrel.execution.config import Limits, Mount, ProcessSettings, SandboxMode, is_seconds
+from carrel.execution.executor import BasicExecutor
 from carrel.session.storage import FileStorage, StorageBackend
 from carrel.text import did_you_mean
 
@@ -97,13 +97,13 @@ def check_storage(storage: object) -> None:
 
 def check_executor(executor: object, base: Path | None) -> None:
     """Raise TypeError for what is no executor; refuse one whose code could write into the base."""
-    if not isinstance(executor, Place):  # An executor of the user's own that cannot rewind is enough.
+    if not isinstance(executor, BasicExecutor):  # An executor of the user's own that cannot rewind is enough.
         raise TypeError(
             f"executor is {_describe_value(executor)}; give a SubprocessExecutor(SubprocessConfig(...)), a "
             "ContainerExecutor(ContainerConfig(...)) or an InProcessExecutor(InProcessConfig(...)), or leave it out"
         )
     config = getattr(executor, "config", None)
-    if isinstance(config, PlaceSettings):
+    if isinstance(config, ProcessSettings):
         config.keep_apart({"the base": base})
 
 

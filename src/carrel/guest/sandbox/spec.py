@@ -127,35 +127,17 @@ def read_spec(record: dict[str, Any]) -> SandboxSpec:
     spec = SandboxSpec(
         parts=frozenset() if record.get("sandbox") == "off" else parts,
         network=bool(record.get("network", False)),
-        hostname=_text(record, "hostname", "carrel"),
-        uid=_number(record, "uid", 1000),
+        hostname=record.get("hostname", "carrel"),
+        uid=record.get("uid", 1000),
         workspace=WorkspaceSpec(**(record.get("workspace") or {})),
         mounts=[MountSpec(**mount) for mount in record.get("mounts", [])],
         readonly=[str(path) for path in record.get("readonly", [])],
         limits=SandboxLimits(**record.get("limits", {})),
-        home=_text(record, "home", HOME),
-        home_source=_text(record, "home_source", "") or None,
+        home=record.get("home", HOME),
+        home_source=record.get("home_source"),
     )
     _check(spec)
     return spec
-
-
-def _text(record: dict[str, Any], name: str, default: str) -> str:
-    value = record.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, str):
-        raise SpecError(f"{name}: expected a text, not {value!r}")
-    return value
-
-
-def _number(record: dict[str, Any], name: str, default: int) -> int:
-    value = record.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, int) or not 0 < value < 1 << 31:
-        raise SpecError(f"{name}: expected a number above 0, not {value!r}")
-    return value
 
 
 def _check(spec: SandboxSpec) -> None:
