@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,11 @@ from carrel.conversation.log_entries import build_rewind_event, encode
 from carrel.conversation.messages import ConversationMessage
 from carrel.conversation.models.conversation import Conversation, ConversationStorage
 from carrel.conversation.models.info import SessionInfo
-from carrel.conversation.models.parts import TextPart
 from carrel.conversation.session_writer import call_key
 from carrel.conversation.store import SessionStore
 from carrel.errors import (
     CompactRefused,
     RewindRefused,
-    SessionExists,
     SessionNotFound,
     StorageReadError,
     StorageWriteError,
@@ -70,14 +67,6 @@ async def test_a_summary_is_refused_when_another_changes_the_view_at_the_last_mo
     assert "(sum)" not in await shown(store)
 
 
-async def test_a_message_appended_at_the_last_moment_stands_after_the_summary():
-    crowd, store = await crowded("one", "two", "three")
-    crowd.lines = [user("four"), assistant("5")]
-    await store.compact("s", sums, keep_turns=1)
-    assert await shown(store) == ["(sum)", "(ack)", "three", "four", "5"]
-    assert (await store.read_meta("s", counts=True))["message_count"] == 5
-
-
 async def test_a_rewind_finds_its_place_in_what_is_visible_when_it_is_written():
     crowd, store = await crowded("one", "two", "three")
     crowd.lines = [compact("theirs")]
@@ -86,14 +75,6 @@ async def test_a_rewind_finds_its_place_in_what_is_visible_when_it_is_written():
     crowd.lines = [build_rewind_event(0)]
     with pytest.raises(RewindRefused):
         await store.append_rewind("s", 1)
-
-
-async def test_a_message_appended_at_the_last_moment_is_rewound_with_the_rest():
-    crowd, store = await crowded("one", "two", "three")
-    crowd.lines = [user("four")]
-    await store.append_rewind("s", 2)
-    assert await shown(store) == ["one", "two"]
-    assert (await store.read_meta("s", counts=True))["message_count"] == 2
 
 
 async def test_a_session_that_was_begun_anew_meanwhile_gets_no_summary_of_the_old_one(reopened: Reopen):
@@ -133,30 +114,6 @@ async def test_after_compacting_the_counts_are_known_without_reading_the_log(reo
     await store.close()
     [meta] = await reopened().list_sessions()
     assert (meta["message_count"], meta["total_tokens"], meta["log_seq"]) == (4, 5, 5)
-
-
-@pytest.mark.parametrize(
-    "makers",
-    [
-        [lambda store: store.fork_session("s", new_id="new")] * 4,
-        [
-            lambda store: store.fork_session("s", new_id="new"),
-            lambda store: store.create_session(session_id="new"),
-            lambda store: store.fork_session("s", at=1, new_id="new"),
-        ],
-    ],
-    ids=["forks", "forks and a new one"],
-)
-async def test_of_several_who_make_a_session_of_one_name_one_does(
-    reopened: Reopen, makers: list[Callable[[SessionStore], Any]]
-):
-    stores = [reopened() for _ in makers]
-    await stores[0].append_many("s", [user("one"), user("two")])
-    tries = (make(store) for make, store in zip(makers, stores, strict=True))
-    made = await asyncio.gather(*tries, return_exceptions=True)
-    assert sorted(isinstance(each, SessionExists) for each in made) == [False] + [True] * (len(makers) - 1)
-    [only] = [each for each in made if isinstance(each, dict)]
-    assert await shown(reopened(), "new") == outline(only["messages"])
 
 
 async def test_concurrent_lists_are_all_complete(reopened: Reopen):
@@ -274,15 +231,6 @@ async def test_a_store_that_is_closed_or_a_session_deleted_meanwhile_costs_no_an
         assert await again.load_session("s") is None
     elif what == "rename":
         assert (await again.read_meta("s"))["title"] == "Named"
-
-
-async def test_closing_while_sessions_are_deleted(reopened: Reopen):
-    store = reopened()
-    for number in range(10):
-        await store.append_message(f"s{number}", user("hello"))
-        await store.append_message(f"s{number}", user("again"))
-    await asyncio.gather(store.close(), *(store.delete_session(f"s{number}") for number in range(10)))
-    assert await reopened().list_sessions() == []
 
 
 async def test_a_label_given_up_while_it_is_written_is_there_once():
@@ -418,63 +366,6 @@ def test_the_metadata_follows_in_the_next_loop_too(tmp_path: Path):
     asyncio.run(until_counted())
 
 
-@pytest.mark.parametrize("length_name", ["long", "short"])
-async def test_a_session_that_is_deleted_while_it_is_forked_leaves_nothing(reopened: Reopen, length_name: str):
-    store, other = reopened(), reopened()
-    length = 60_000 if length_name == "long" else 10
-    await store.append_many("s", [user("one"), call("a"), result("a", text="x" * length)])
-    listing = store._logs.store.list
-
-    async def and_then(prefix: str = "") -> list[str]:
-        found = await listing(prefix)
-        await other.delete_session("s")
-        return found
-
-    store._logs.store.list = and_then  # type: ignore[method-assign]
-    with pytest.raises(SessionNotFound):
-        await store.fork_session("s", new_id="fork")
-    assert await reopened()._logs.store.list() == []
-
-
-async def test_a_session_that_is_gone_on_with_is_not_pruned(reopened: Reopen):
-    now = "2026-01-01T00:00:00+00:00"
-    store = reopened(now=lambda: now)
-    for name in ("a", "b", "c"):
-        await store.append_message(name, user("hello"))
-    await store.close()
-    now = "2026-03-01T00:00:00+00:00"
-    other = reopened(now=lambda: now)
-    deleting = store._logs.store.delete
-
-    async def and_then(key: str, **how: Any) -> bool:
-        if not (await other.read_meta("b")).get("labels"):
-            await other.append_message("b", user("again"))
-            await other.label("b", "mine")
-        return await deleting(key, **how)
-
-    store._logs.store.delete = and_then  # type: ignore[method-assign]
-    metas = await store.prune(timedelta(days=30), keep_labelled=False)
-    assert {meta["id"] for meta in metas} == {"a", "b", "c"}
-    gone = await store.prune(timedelta(days=30), keep_labelled=False, dry_run=False)
-    left = {meta["id"] for meta in await reopened().list_sessions()}
-    assert "b" in left
-    assert left.isdisjoint(meta["id"] for meta in gone)
-
-
-async def test_metadata_that_waits_to_be_written_waits_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(session_writer, "FLUSH_SECONDS", 0)
-    store = SessionStore(store=(hooked := Hooked()), embedder=False)
-    await store.append_message("s", user("hello"))
-    held = await hooked.lock("s/meta")
-    for _ in range(50):
-        await store.append_message("s", user("again"))
-        await asyncio.sleep(0)
-    assert len(asyncio.all_tasks()) < 10
-    await held.release()
-    await store.close()
-    assert (await SessionStore(store=hooked, embedder=False).read_meta("s"))["message_count"] == 51
-
-
 async def test_no_metadata_is_written_when_the_store_is_closed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(session_writer, "FLUSH_SECONDS", 0.1)
     store = SessionStore(store=MemoryStore(), embedder=False)
@@ -492,14 +383,6 @@ async def test_no_metadata_is_written_when_the_store_is_closed(monkeypatch: pyte
     monkeypatch.setattr(session_writer.SessionWriter, "flush", flush)
     await asyncio.sleep(0.3)
     assert flushed == []
-
-
-async def test_a_name_that_another_process_gave_is_not_lost_to_the_first_message(store: SessionStore, reopened: Reopen):
-    session = (await store.create_session())["session"]["id"]
-    await reopened().rename(session, "Named")
-    await store.append_message(session, user("hello"))
-    await store.close()
-    assert (await reopened().read_meta(session))["title"] == "Named"
 
 
 async def test_a_draft_keeps_what_it_was_given_when_its_first_message_could_not_be_written(
@@ -521,22 +404,6 @@ async def test_a_draft_keeps_what_it_was_given_when_its_first_message_could_not_
     assert (meta["title"], meta["model"]) == ("Drafted", "m")
 
 
-async def test_nothing_of_a_message_is_left_when_its_session_is_deleted_meanwhile(reopened: Reopen):
-    store, other = reopened(), reopened()
-    await store.append_message("s", user("hello"))
-    putting = store._logs.store.put
-
-    async def and_before(key: str, data: bytes, **how: Any) -> bool:
-        if "tool-output" in key:
-            await other.delete_session("s")
-        return await putting(key, data, **how)
-
-    store._logs.store.put = and_before  # type: ignore[method-assign]
-    with pytest.raises(SessionNotFound):
-        await store.append_message("s", result("a", text="long " * 12_000))
-    assert await reopened()._logs.store.list() == []
-
-
 async def test_the_last_change_is_that_of_the_last_writer(reopened: Reopen):
     dates = iter(f"2026-01-0{day}T00:00:00+00:00" for day in range(1, 9))
     store, other = (reopened(now=lambda: next(dates)) for _ in range(2))
@@ -546,28 +413,6 @@ async def test_the_last_change_is_that_of_the_last_writer(reopened: Reopen):
     await other.close()
     await store.close()
     assert (await reopened().read_meta("s"))["updated_at"] == "2026-01-05T00:00:00+00:00"
-
-
-async def test_a_conversation_that_is_rewritten_hides_nothing_that_others_say_at_the_last_moment():
-    crowd = Crowded()
-    storage = ConversationStorage(SessionStore(store=crowd, embedder=False))
-    talk = Conversation(info=SessionInfo(id="s", project_dir="/project", working_dir="/project"))
-    talk.create_user_message("one")
-    await storage.create(talk)
-    talk.messages[0].parts[:] = [TextPart(content="edited")]
-    crowd.lines = [user("theirs"), user("theirs too")]
-    logs: list[list[str]] = []
-    appending = crowd.append
-
-    async def and_then(key: str, records: Sequence[bytes], **how: Any) -> int:
-        done = await appending(key, records, **how)
-        logs.append(await shown(SessionStore(store=crowd, embedder=False)))
-        return done
-
-    crowd.append = and_then  # type: ignore[method-assign]
-    await storage.update(talk)
-    assert logs[-1] == ["edited", "theirs", "theirs too"]
-    assert all("theirs" in log for log in logs), "who is killed right after an append leaves it so"
 
 
 async def test_a_rewind_is_not_taken_back_when_others_have_gone_on_from_it(monkeypatch: pytest.MonkeyPatch):

@@ -39,6 +39,7 @@ TOGETHER = [
     ("rewind", "delete"),
     ("fork", "append"),
     ("fork", "fork to the same name"),
+    ("fork", "delete"),
     ("set", "archive"),
     ("import", "import"),
     ("import more", "import more"),
