@@ -21,7 +21,7 @@ demo: run-venv  ## install carrel into .venv and take the tour, offline
 test: dev-venv  ## all tests except the soak tests and those that `make check` runs
 	@$(PYTEST) $(PARALLEL) -m "not slow and not real" $(patsubst %,--ignore=%,$(CHECKS))
 
-test-real: dev-venv  ## the tests with other programs from PyPI: the originals of carrel.compat
+test-real: dev-venv  ## the tests with other programs: Postgres, and the originals of carrel.compat
 	@$(PYTEST) -m real
 
 check: dev-venv  ## style, types, layers, generated code, vocabulary, and the examples in the docs

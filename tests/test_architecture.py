@@ -22,7 +22,19 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 RECORDER = PACKAGE / "tasks" / "recorder"
 """Runs in the Python of a sample, which has its own pytest."""
 IMPURE = {"os", "time", "asyncio", "pathlib", "threading", "subprocess", "socket", "sqlite3", "random", "shutil"}
-HEAVY = {"numpy", "tokenizers", "redis", "jinja2", "rich", "typer", "sqlite3", "pydantic", "orjson", "asyncio"}
+HEAVY = {
+    "numpy",
+    "tokenizers",
+    "redis",
+    "psycopg",
+    "jinja2",
+    "rich",
+    "typer",
+    "sqlite3",
+    "pydantic",
+    "orjson",
+    "asyncio",
+}
 
 
 def packages() -> set[str]:

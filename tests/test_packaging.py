@@ -113,6 +113,7 @@ def test_the_core_has_the_commands(core: Installed) -> None:
 
 MISSING = {
     "redis": "from carrel import RedisStorage; RedisStorage('redis://127.0.0.1:1')",
+    "postgres": "from carrel import PostgresStorage; PostgresStorage('postgresql://127.0.0.1:1/x')",
     "server": "import subprocess; print(subprocess.run(['carrel', 'serve'], capture_output=True, text=True).stderr)",
     "mcp": """
 import asyncio

@@ -99,7 +99,15 @@ if TYPE_CHECKING:
     from carrel.library.artifacts import ArtifactStore as ArtifactStore
     from carrel.library.tools.approval import ApprovalRequest, Approve, Refuse
     from carrel.library.workflows import WorkflowLibrary as WorkflowLibrary
-    from carrel.session import Checkpoint, FileStorage, MemoryStorage, RedisStorage, Session, StorageBackend
+    from carrel.session import (
+        Checkpoint,
+        FileStorage,
+        MemoryStorage,
+        PostgresStorage,
+        RedisStorage,
+        Session,
+        StorageBackend,
+    )
     from carrel.session.sync_session import SyncSession
     from carrel.tasks.dataset import Dataset as Dataset
     from carrel.tasks.dataset import Datasets as Datasets
@@ -113,7 +121,8 @@ __all__ = [
     "Checkpoint", "Client", "CommandResult", "ConfigurationError", "ContainerConfig", "ContainerExecutor",
     "Conversation", "DependencyError", "Embedder", "Event", "EventType", "ExecutionResult", "Executor",
     "ExecutorClosed", "FileChange", "FileEntry", "FileStat", "FileStorage", "ForkRefused", "InProcessConfig",
-    "InProcessExecutor", "Limits", "MemoryStorage", "Message", "MissingExtra", "Mount", "Output", "RedisStorage",
+    "InProcessExecutor", "Limits", "MemoryStorage", "Message", "MissingExtra", "Mount", "Output", "PostgresStorage",
+    "RedisStorage",
     "Refuse", "RuntimeDepsDisabledError", "SandboxUnavailable", "Session", "SessionBusy", "SessionClosed",
     "SessionData", "SessionInfo", "SessionNotFound", "SessionStore", "StorageBackend", "StorageError",
     "StorageReadError", "StorageWriteError", "SubprocessConfig", "SubprocessExecutor", "SyncSession",
@@ -164,7 +173,7 @@ _MODULES = {
     "carrel.library.artifacts": "ArtifactStore",
     "carrel.library.tools.approval": "ApprovalRequest Approve Refuse",
     "carrel.library.workflows": "WorkflowLibrary",
-    "carrel.session": "Checkpoint FileStorage MemoryStorage RedisStorage Session StorageBackend",
+    "carrel.session": "Checkpoint FileStorage MemoryStorage PostgresStorage RedisStorage Session StorageBackend",
     "carrel.session.sync_session": "SyncSession",
     "carrel.tasks.dataset": "Dataset Datasets",
     "carrel.tasks.sample": "Sample",

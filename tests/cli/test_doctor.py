@@ -26,7 +26,8 @@ def test_every_part_has_a_row_and_a_missing_one_a_reason_and_a_remedy(carrel: Ca
     rows = [*found["parts"], *found["containers"], *found["installed"], *others]
     assert [part["name"] for part in rows if not part["in_force"] and not (part["why"] and part["how_to_get_it"])] == []
     printed = carrel("doctor", *NO_REDIS, env=OFFLINE).stdout
-    assert [part["what"] for part in rows if part["what"] not in printed] == []
+    # The free space of the disk may differ by now.
+    assert [part["what"] for part in rows if part["what"] not in printed and part != found["disk"]] == []
     assert "s3cret" not in printed
 
 

@@ -35,7 +35,7 @@ def find_redis() -> str:
     return shutil.which("redis-server") or "redis-server"
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
 
 
@@ -68,7 +68,7 @@ class RealRedis:
         for name, value in self._settings.items():
             command += [f"--{name.replace('_', '-')}", *(value.split() or [""])]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=_die_with_parent
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=die_with_parent
         )
         while self._process.poll() is None:
             try:

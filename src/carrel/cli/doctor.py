@@ -23,21 +23,32 @@ from carrel.cli.output import console, print_indented, print_json, print_text, s
 from carrel.embedding import choose_embedder
 from carrel.errors import CarrelError
 from carrel.execution.capabilities import Part, can_confine, engine_parts, probe
+from carrel.session import open_shared_storage
 from carrel.text import readable_size, single_line
 
 app = typer.Typer()
 
 TIMEOUT = 5.0
-"""Seconds to wait for the package index and for Redis."""
+"""Seconds to wait for the package index and for Redis or Postgres."""
 MIN_FREE = 1 << 30
 """Bytes of free disk space below which doctor warns."""
-EXTRAS = {"uv": "uv", "mcp": "mcp", "server": "fastapi", "search": "numpy", "redis": "redis", "container": "docker"}
+EXTRAS = {
+    "uv": "uv",
+    "mcp": "mcp",
+    "server": "fastapi",
+    "search": "numpy",
+    "redis": "redis",
+    "postgres": "psycopg",
+    "container": "docker",
+}
 """A module of each extra."""
 
 
 @command(app, "doctor", panel=RUN, example="carrel doctor")
 async def doctor(
-    store: Annotated[str, typer.Option(metavar="URL", help="The Redis to check.")] = "redis://localhost:6379/0",
+    store: Annotated[
+        str, typer.Option(metavar="URL", help="The Redis or Postgres to check.")
+    ] = "redis://localhost:6379/0",
     base: Base = None,
     as_json: Json = False,
 ) -> None:
@@ -45,12 +56,12 @@ async def doctor(
 
     The exit code is 3 if no sandbox is possible."""
     folder = resolve_base(base)
-    sandbox, containers, installed, index, redis = await asyncio.gather(
+    sandbox, containers, installed, index, server = await asyncio.gather(
         asyncio.to_thread(probe),
         asyncio.to_thread(engine_parts),
         asyncio.to_thread(_installed_parts),
         _index_part(),
-        _redis_part(store),
+        _store_part(store),
     )
     possible = can_confine(sandbox)
     disk = _disk_part(folder)
@@ -66,7 +77,7 @@ async def doctor(
         "Sandbox": sandbox,
         "Containers": containers,
         "Installed": installed,
-        "Storage and network": (disk, index, redis, meaning),
+        "Storage and network": (disk, index, server, meaning),
     }
     if as_json:
         print_json(
@@ -78,7 +89,7 @@ async def doctor(
                 "installed": [asdict(part) for part in installed],
                 "disk": asdict(disk),
                 "package_index": asdict(index),
-                "redis": asdict(redis),
+                server.name: asdict(server),
                 "embedder": embedder.name if embedder else "none",
             }
         )
@@ -189,14 +200,15 @@ async def _index_part() -> Part:
     return Part("package_index", f"installing packages from {where}", True, "", "")
 
 
-async def _redis_part(url: str) -> Part:
-    """Return whether Redis answers; only shared stores need it."""
+async def _store_part(url: str) -> Part:
+    """Return whether a Redis or Postgres answers; only shared stores need one."""
     where = urlsplit(url).netloc.rpartition("@")[2] or url
-    what = f"Redis at {where}, for a store shared by several machines"
+    kind = "Postgres" if url.startswith("postgres") else "Redis"
+    what = f"{kind} at {where}, for a store shared by several machines"
     try:
-        async with asyncio.timeout(TIMEOUT), carrel.RedisStorage(url) as storage:
+        async with asyncio.timeout(TIMEOUT), open_shared_storage(url) as storage:
             await storage.store.get("doctor")
     except (CarrelError, OSError) as problem:
         why = "no answer" if isinstance(problem, TimeoutError) else single_line(problem)
-        return Part("redis", what, False, why, "start Redis, or name another one: carrel doctor --store URL")
-    return Part("redis", what, True, "", "")
+        return Part(kind.lower(), what, False, why, f"start {kind}, or name another one: carrel doctor --store URL")
+    return Part(kind.lower(), what, True, "", "")

@@ -1,6 +1,7 @@
 """`carrel store …`: copies tools, workflows, artifacts, packages and sessions between a folder and a store."""
 
 import difflib
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -14,12 +15,13 @@ from carrel.cli.exit_codes import TaskFailed, WrongUsage
 from carrel.cli.options import LIBRARY, Json, command, existing_folder, group
 from carrel.cli.output import Column, print_json, print_table, print_text
 from carrel.library.store_sync import CopyReport, Difference, contents, copy, differences, parse_kinds
+from carrel.session import SharedStorage, open_shared_storage
 from carrel.storage.base import Store
 from carrel.text import readable_size
 
 app = group(
     "store",
-    "Copy between a folder and a shared store. STORE is a Redis address (redis://host:6379/0) or a folder.",
+    "Copy between a folder and a shared store. STORE is redis://host:6379/0, postgresql://user@host/name, or a folder.",
     panel=LIBRARY,
     example="carrel store bootstrap mine ours",
 )
@@ -27,8 +29,10 @@ app = group(
 Folder = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="A folder with tools/, workflows/, artifacts/, sessions/.")
 ]
-Address = Annotated[str, typer.Argument(metavar="STORE", help="redis://host:6379/0, or a folder.")]
-Prefix = Annotated[str, typer.Option(metavar="WORD", help="Prefix of all keys in Redis.")]
+Address = Annotated[
+    str, typer.Argument(metavar="STORE", help="redis://host:6379/0, postgresql://user@host/database, or a folder.")
+]
+Prefix = Annotated[str, typer.Option(metavar="WORD", help="Prefix of all keys in Redis; the schema in Postgres.")]
 Only = Annotated[
     list[str] | None,
     typer.Option(metavar="KIND", help="tools, workflows, skills, artifacts, deps or sessions; may be repeated."),
@@ -51,13 +55,12 @@ TEXTS = ("tools", "workflows", "skills", "deps")
 async def open_store(address: str | Path, prefix: str, *, must_exist: bool = False) -> AsyncIterator[Store]:
     """Open the store at an address; with `must_exist`, a folder has to exist."""
     text = str(address)
-    if isinstance(address, Path) and text.startswith(("redis:/", "rediss:/", "unix:/")):
+    if isinstance(address, Path) and re.match(r"(rediss?|unix|postgres(ql)?):/", text):
         # A folder of that name would be created, and the name may contain a password.
         raise WrongUsage("FOLDER is the address of a store; the order is bootstrap FOLDER STORE, pull STORE FOLDER")
-    if text.startswith(("redis://", "rediss://", "unix://")):
-        storage: carrel.FileStorage | carrel.RedisStorage = carrel.RedisStorage(text, prefix)
-    elif "://" in text:
-        raise WrongUsage(f"{text.partition('://')[0]}:// is not a store; write redis://host:6379/0, or a folder")
+    storage: carrel.FileStorage | SharedStorage
+    if "://" in text:
+        storage = open_shared_storage(text, prefix)
     else:
         option = "FOLDER" if isinstance(address, Path) else "STORE"
         storage = carrel.FileStorage(existing_folder(Path(text), option, must_exist=must_exist))

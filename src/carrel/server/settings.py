@@ -8,10 +8,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal, get_args
 
-from carrel.errors import ConfigurationError
 from carrel.execution.config import SandboxMode
 from carrel.home import resolve_carrel_home
-from carrel.session import FileStorage, RedisStorage
+from carrel.session import FileStorage, SharedStorage, open_shared_storage
 
 PageMode = Literal["read", "act", "off"]
 PAGE_MODES: tuple[PageMode, ...] = get_args(PageMode)
@@ -25,7 +24,9 @@ class ServerSettings:
     port: int = 8765
     """0 chooses a free one."""
     store: str | Path | None = None
-    """Where keys, sessions and their logs are kept: a folder, or `redis://…`; None is `server` in carrel's folder."""
+    """Where keys, sessions and their logs are kept: a folder, `redis://…` or `postgresql://…`.
+
+    None is `server` in carrel's folder."""
     keys: str | Path | None = None
     """Another store that has the keys, for servers that share them; None is `store`."""
     name: str = "main"
@@ -64,12 +65,10 @@ class ServerSettings:
         return (self.cache or resolve_carrel_home() / "cache").expanduser().absolute()
 
 
-def open_storage(store: str | Path | None) -> FileStorage | RedisStorage:
-    """Return the storage of a server: a folder, or a Redis server that is named by its URL."""
+def open_storage(store: str | Path | None) -> FileStorage | SharedStorage:
+    """Return the storage of a server: a folder, or the server that a URL names."""
     if isinstance(store, str) and "://" in store:
-        if store.partition("://")[0] in ("redis", "rediss", "unix"):
-            return RedisStorage(store)
-        raise ConfigurationError(f"{store.partition('://')[0]}:// is not a store; use a folder, or redis://host:6379/0")
+        return open_shared_storage(store)
     folder = Path(store).expanduser().absolute() if store is not None else resolve_carrel_home() / "server"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return FileStorage(folder)

@@ -3,7 +3,15 @@
 from carrel.session.call_handlers import unavailable_handlers
 from carrel.session.checkpoints import MAX_CHECKPOINTS, Checkpoint, Checkpoints, ConversationBranch, fork_conversation
 from carrel.session.session import Session
-from carrel.session.storage import FileStorage, MemoryStorage, RedisStorage, StorageBackend
+from carrel.session.storage import (
+    FileStorage,
+    MemoryStorage,
+    PostgresStorage,
+    RedisStorage,
+    SharedStorage,
+    StorageBackend,
+    open_shared_storage,
+)
 
 __all__ = [
     "MAX_CHECKPOINTS",
@@ -12,9 +20,12 @@ __all__ = [
     "ConversationBranch",
     "FileStorage",
     "MemoryStorage",
+    "PostgresStorage",
     "RedisStorage",
     "Session",
+    "SharedStorage",
     "StorageBackend",
     "fork_conversation",
+    "open_shared_storage",
     "unavailable_handlers",
 ]

@@ -90,8 +90,8 @@ def check_storage(storage: object) -> None:
     """Raise TypeError for what is no storage."""
     if not isinstance(storage, StorageBackend):
         raise TypeError(
-            f"storage is {_describe_value(storage)}; give a FileStorage, RedisStorage or MemoryStorage, "
-            "or use Session.from_base(folder)"
+            f"storage is {_describe_value(storage)}; give a FileStorage, RedisStorage, PostgresStorage or "
+            "MemoryStorage, or use Session.from_base(folder)"
         )
 
 

@@ -1,4 +1,4 @@
-"""Storages: where sessions, workflows and artifacts are kept (a folder, Redis, or this process's memory)."""
+"""Storages: where sessions, workflows and artifacts are kept (a folder, Redis, Postgres, or this process's memory)."""
 
 from __future__ import annotations
 
@@ -124,12 +124,45 @@ class RedisStorage(_Storage):
 
         store = RedisStore(url, prefix)
         self._prefix = prefix
-        # Packages are installed on this machine's disk; the list of packages is in the store.
-        name = hashlib.sha256(f"{store.place}\0{prefix}".encode()).hexdigest()[:16]
-        super().__init__(store, resolve_carrel_home() / "shared" / name, embedder)
+        super().__init__(store, _packages_folder(store.place, prefix), embedder)
 
     def __repr__(self) -> str:
         return f"RedisStorage(prefix={self._prefix!r})"  # The URL may contain a password.
+
+
+class PostgresStorage(_Storage):
+    """A Postgres database that any number of machines share; all tables are in `schema`."""
+
+    def __init__(self, url: str, schema: str = "carrel", *, embedder: EmbedderOption = None) -> None:
+        from carrel.storage.postgres.store import PostgresStore  # noqa: PLC0415 -- as above
+
+        store = PostgresStore(url, schema)
+        self._schema = schema
+        super().__init__(store, _packages_folder(store.place, schema), embedder)
+
+    def __repr__(self) -> str:
+        return f"PostgresStorage(schema={self._schema!r})"  # The URL may contain a password.
+
+
+def _packages_folder(place: str, name: str) -> Path:
+    """Return where packages are installed on this machine's disk; the list of packages is in the store."""
+    digest = hashlib.sha256(f"{place}\0{name}".encode()).hexdigest()[:16]
+    return resolve_carrel_home() / "shared" / digest
+
+
+SharedStorage = RedisStorage | PostgresStorage
+
+
+def open_shared_storage(url: str, name: str = "carrel") -> SharedStorage:
+    """Open the server that a URL names; `name` is the prefix in Redis, the schema in Postgres."""
+    scheme = url.partition("://")[0]
+    if scheme in ("redis", "rediss", "unix"):
+        return RedisStorage(url, name)
+    if scheme in ("postgresql", "postgres"):
+        return PostgresStorage(url, name)
+    raise ConfigurationError(
+        f"{scheme}:// is not a store; write a folder, redis://host:6379/0 or postgresql://user@host/database"
+    )
 
 
 class MemoryStorage(_Storage):

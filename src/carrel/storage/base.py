@@ -8,11 +8,14 @@ import socket
 import threading
 import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, Final, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 from carrel.errors import GuardLost, KeyRefused, StorageWriteError
+
+T = TypeVar("T")
 
 MAX_RECORD = 256 * 1024 * 1024
 """The longest record a log accepts, in bytes."""
@@ -411,3 +414,22 @@ class KeyedLock:
             yield
         finally:
             release()
+
+
+async def finish(
+    threads: Executor | None, work: Callable[..., T], *arguments: Any, undo: Callable[[T], None] | None = None
+) -> T:
+    """Call a blocking function in a thread; if the caller is cancelled, wait until it is done.
+
+    A thread cannot be stopped, and its write must not come after what others write once the caller has released a
+    lock. `undo` is called with a result that the cancelled caller does not get."""
+    working = asyncio.get_running_loop().run_in_executor(threads, partial(work, *arguments))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        while not working.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([working])
+        if not working.cancelled() and working.exception() is None and undo is not None:
+            undo(working.result())
+        raise

@@ -1,17 +1,16 @@
 """The Store in plain files: every key is a path below one folder, and a person can read and edit what is there."""
 
 import asyncio
-import contextlib
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from carrel.errors import KeyMissing, StorageWriteError
-from carrel.storage.base import MISSING, Block, Expected, Guard, KeyedLock, Lock, Signals, Stamp
+from carrel.storage.base import MISSING, Block, Expected, Guard, KeyedLock, Lock, Signals, Stamp, finish
 from carrel.storage.files import objects
 from carrel.storage.files.locks import FileLocks
 from carrel.storage.files.log_reader import (
@@ -28,8 +27,6 @@ from carrel.storage.files.log_reader import (
 from carrel.storage.files.log_writer import AppendRequest, LogFile, LogFileCache, joined_lines, sync_pool
 from carrel.storage.files.objects import PIECE, PendingObject
 from carrel.storage.files.paths import PathMapper, read_error
-
-T = TypeVar("T")
 
 _FEW = 16
 """So many small files are read or looked at in the event loop's own thread; more, in another one."""
@@ -100,16 +97,16 @@ class FileStore:
         return await asyncio.to_thread(self._paths.get_many, keys)
 
     async def put(self, key: str, data: bytes, *, expect: Expected = None, guard: Guard | None = None) -> Stamp | None:
-        return await _finish(objects.put, self._paths, key, data, expect, guard)
+        return await finish(None, objects.put, self._paths, key, data, expect, guard)
 
     async def put_pieces(
         self, key: str, pieces: AsyncIterable[bytes], *, expect: Expected = None, guard: Guard | None = None
     ) -> Stamp | None:
-        pending = await _finish(PendingObject, self._paths, key, expect, guard, undo=PendingObject.discard)
+        pending = await finish(None, PendingObject, self._paths, key, expect, guard, undo=PendingObject.discard)
         try:
             async for piece in pieces:
-                await _finish(pending.write, piece)
-            return await _finish(pending.place)
+                await finish(None, pending.write, piece)
+            return await finish(None, pending.place)
         finally:
             pending.discard()
 
@@ -126,7 +123,7 @@ class FileStore:
             raise read_error(self._paths.path(key), error) from error
 
     async def delete(self, key: str, *, expect: tuple[str, Expected] | None = None, guard: Guard | None = None) -> bool:
-        removed = await _finish(self._delete, key, expect, guard)
+        removed = await finish(None, self._delete, key, expect, guard)
         if removed:
             self._watched.set_below(key)
         return removed
@@ -138,7 +135,7 @@ class FileStore:
         return removed
 
     async def copy(self, source: str, target: str, *, guard: Guard | None = None) -> None:
-        await _finish(objects.copy, self._paths, source, target, guard)
+        await finish(None, objects.copy, self._paths, source, target, guard)
 
     # --- what is there ----------------------------------------------------------------------------------------------
 
@@ -185,7 +182,7 @@ class FileStore:
         request = request._replace(create=request.create and not log.was_opened())
         async with self._turns.hold(key):
             pause = _FIRST_PAUSE
-            while (appended := await _finish(log.append, request, in_loop=False)) is None:
+            while (appended := await finish(None, partial(log.append, request, in_loop=False))) is None:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
             return appended
@@ -195,7 +192,7 @@ class FileStore:
     ) -> int:
         lines = joined_lines(target, more)
         self._paths.path(target)
-        await _finish(self._copy_log, source, target, through, lines, guard)
+        await finish(None, self._copy_log, source, target, through, lines, guard)
         return through + len(more)
 
     def _copy_log(self, source: str, target: str, through: int, lines: bytes, guard: Guard | None) -> None:
@@ -315,25 +312,6 @@ class FileStore:
 
     async def list(self, prefix: str = "") -> list[str]:
         return await asyncio.to_thread(self._paths.keys, prefix)
-
-
-async def _finish(
-    work: Callable[..., T], *arguments: Any, undo: Callable[[T], None] | None = None, **keywords: Any
-) -> T:
-    """Call a blocking function in a thread; if the caller is cancelled, wait until it is done.
-
-    A thread cannot be stopped, and its write must not come after what others write once the caller has released a
-    lock. `undo` is called with a result that the cancelled caller does not get."""
-    working = asyncio.get_running_loop().run_in_executor(None, partial(work, *arguments, **keywords))
-    try:
-        return await asyncio.shield(working)
-    except asyncio.CancelledError:
-        while not working.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([working])
-        if not working.cancelled() and working.exception() is None and undo is not None:
-            undo(working.result())
-        raise
 
 
 _stores: "weakref.WeakSet[FileStore]" = weakref.WeakSet()

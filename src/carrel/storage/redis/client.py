@@ -19,7 +19,8 @@ from carrel.errors import (
     StorageUnavailable,
     StorageWriteError,
 )
-from carrel.storage.base import Guard, Stamp
+from carrel.storage.base import Guard
+from carrel.storage.server_parts import stamp_text
 
 Call = Callable[..., Awaitable[Any]]
 
@@ -35,11 +36,6 @@ def _script(name: str) -> tuple[str, str]:
     folder = files("carrel.storage.redis") / "scripts"
     text = (folder / "prelude.lua").read_text("utf-8") + (folder / f"{name}.lua").read_text("utf-8")
     return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-
-
-def stamp_text(stamp: Stamp) -> str:
-    """Return a stamp as the scripts compare it."""
-    return f"{stamp.size} {round(stamp.modified * 1e6)} {stamp.version}"
 
 
 class _LoopClient:
@@ -219,12 +215,22 @@ class RedisClient:
                 raise answer
         return answers
 
-    async def call_lock(self, method: str, what: str, name: str, token: str, seconds: float) -> bool:
-        """Call `reacquire` or `release` of the package's own lock; False if it is not held with this token any more."""
+    async def take(self, key: str, token: str, seconds: float) -> bool:
+        return bool(await self.run("take", f"the lock {key!r}", key, token, round(seconds * 1000)))
+
+    async def renew(self, key: str, token: str, seconds: float) -> bool:
+        return await self._call_lock("reacquire", key, token, seconds)
+
+    async def release(self, key: str, token: str) -> None:
+        await self._call_lock("release", key, token, 1)
+
+    async def _call_lock(self, method: str, key: str, token: str, seconds: float) -> bool:
+        """Call a method of the package's own lock; False if it is not held with this token any more."""
         line = await self.ready()
+        name = f"{self.prefix}:lock:{key}"
         lock = self._redis.asyncio.lock.Lock(line.client, name, timeout=seconds, thread_local=False)
         lock.local.token = token.encode()
-        with line.command(), self.translated_errors("writing", what):
+        with line.command(), self.translated_errors("writing", f"the lock {key!r}"):
             try:
                 await getattr(lock, method)()
             except self._redis.exceptions.LockError:

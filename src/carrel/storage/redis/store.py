@@ -1,6 +1,5 @@
 """A Store on a Redis server, shared by all machines that can reach it."""
 
-import asyncio
 import contextlib
 import logging
 import uuid
@@ -15,14 +14,12 @@ from carrel.storage.base import (
     Guard,
     KeyedLock,
     Lock,
-    Missing,
     Stamp,
     check_key,
     check_records,
-    guard_lost,
-    process_name,
 )
-from carrel.storage.redis.client import RedisClient, stamp_text
+from carrel.storage.redis.client import RedisClient
+from carrel.storage.server_parts import RenewedLock, check_outcome, condition_text, owner_in
 
 _PAGE = 64
 _STAMP_PAGE = 1000
@@ -35,9 +32,6 @@ _LOOK_MS = 1000
 _SYNC_MS = 30_000
 _UPLOAD_MS = 15 * 60 * 1000
 """How long pieces wait for the next one; after that their sender is taken for dead."""
-_LOCK_MS = 6000
-_RENEW_SECONDS = 1.5
-_LOCK_PAUSE_SECONDS = 0.02
 _log = logging.getLogger("carrel.storage")
 
 
@@ -76,7 +70,7 @@ class RedisStore:
         self._prefix = prefix
         self.place = self._client.place
         """The server and database, without the password."""
-        self._locks: set[RedisLock] = set()
+        self._locks: set[RenewedLock] = set()
         self._turns = KeyedLock()
         self._warned = False
 
@@ -104,7 +98,7 @@ class RedisStore:
         check_key(key)
         if len(data) > _MAX_OBJECT:
             raise _too_long(key)
-        answer = await self._client.run("put", repr(key), key, _condition(expect), data, guard=guard)
+        answer = await self._client.run("put", repr(key), key, condition_text(expect) or "*", data, guard=guard)
         return self._stamp_written(answer, key, guard)
 
     async def put_pieces(
@@ -121,7 +115,7 @@ class RedisStore:
                 for start in range(0, len(piece), _PIECE):
                     await self._client.write(what, "APPEND", upload, piece[start : start + _PIECE])
                 await self._client.write(what, "PEXPIRE", upload, _UPLOAD_MS)
-            answer = await self._client.run("place", what, key, _condition(expect), name, size, guard=guard)
+            answer = await self._client.run("place", what, key, condition_text(expect) or "*", name, size, guard=guard)
             return self._stamp_written(answer, key, guard)
         finally:
             # If this cannot be sent, it expires by itself; after `place` there is nothing to remove.
@@ -146,7 +140,7 @@ class RedisStore:
 
     async def delete(self, key: str, *, expect: tuple[str, Expected] | None = None, guard: Guard | None = None) -> bool:
         check_key(key)
-        condition = (check_key(expect[0]), _condition(expect[1])) if expect else (key, "*")
+        condition = (check_key(expect[0]), condition_text(expect[1]) or "*") if expect else (key, "*")
         answer = await self._client.run("delete", repr(key), key, *condition, guard=guard)
         return self._outcome(answer, key, guard) == "ok"
 
@@ -163,27 +157,12 @@ class RedisStore:
 
     def _outcome(self, answer: list[Any], key: str, guard: Guard | None, *, source: str = "") -> str:
         """Return the first word a writing script answered, or raise what it stands for."""
-        outcome: str = answer[0].decode()
-        if outcome == "guard" and guard is not None:
-            raise guard_lost(key, guard)
-        if outcome == "log":
-            raise StorageWriteError(f"{key!r} is a log and cannot be replaced by an object; delete it first")
-        if outcome == "object":
-            raise StorageWriteError(f"{key!r} is an object; use another key for a log")
-        if outcome == "expired":
-            raise StorageWriteError(f"the pieces of {key!r} took too long and have expired; nothing was written")
-        if outcome == "exists":
-            raise StorageWriteError(f"{key!r} exists already, so it cannot become a copy of {source!r}")
-        if outcome == "missing":
-            if source:
-                raise KeyMissing(f"there is no {source!r} to copy to {key!r}, or it is too short; nothing was written")
-            raise KeyMissing(f"there is no log {key!r}; nothing was written")
-        if outcome == "vanished":
+        if answer[0] == b"vanished":
             raise StorageReadError(
                 f"{self!r} has lost the log {key!r}, although carrel did not delete it: was its key evicted or deleted"
                 " by hand? Delete the log to begin it anew; nothing was written"
             )
-        return outcome
+        return check_outcome(answer[0].decode(), key, guard, source)
 
     # --- what is there ----------------------------------------------------------------------------------------------
 
@@ -355,18 +334,15 @@ class RedisStore:
     # --- locks ------------------------------------------------------------------------------------------------------
 
     async def lock(self, key: str, *, wait: bool = True) -> Lock | None:
-        lock = RedisLock(self._client, check_key(key))
-        while not await lock.try_take():
-            if not wait:
-                return None
-            await asyncio.sleep(_LOCK_PAUSE_SECONDS)
+        lock = RenewedLock(self._client, check_key(key))
+        if not await lock.take(wait=wait):
+            return None
         self._locks = {held for held in self._locks if held.is_held} | {lock}
         return lock
 
     async def lock_owner(self, key: str) -> str | None:
         token = await self._client.read(f"the lock {key!r}", "GET", f"{self._prefix}:lock:{check_key(key)}")
-        name = token.decode("utf-8", "replace") if token else ""
-        return name.rpartition(" ")[0] or name or None
+        return owner_in(token.decode("utf-8", "replace")) if token else None
 
     async def close(self) -> None:
         locks, self._locks = self._locks, set()
@@ -381,62 +357,6 @@ class RedisStore:
         found = await self._client.read(f"the keys of {prefix!r}", "ZRANGEBYLEX", f"{self._prefix}:index", *span)
         keys = _decode_names(found)
         return [key for key in keys if not prefix or key == prefix or key.startswith(f"{prefix}/")]
-
-
-class RedisLock:
-    """A key that expires unless its holder renews it, so it is released when its process ends.
-
-    A holder that does not renew it in time, because its process or the server stood still, loses it: `lost` is set."""
-
-    def __init__(self, client: RedisClient, key: str) -> None:
-        self.lost = asyncio.Event()
-        self._client = client
-        self._key = key
-        self._what = f"the lock {key!r}"
-        self._name = f"{client.prefix}:lock:{key}"
-        self._token = f"{process_name()} {uuid.uuid4().hex}"
-        self._loop = asyncio.get_running_loop()
-        self._renewing: asyncio.Task[None] | None = None
-
-    @property
-    def is_held(self) -> bool:
-        return self._renewing is not None and not self.lost.is_set()
-
-    async def try_take(self) -> bool:
-        # If this is cancelled while it is under way, the lock expires soon.
-        if not await self._client.run("take", self._what, self._key, self._token, _LOCK_MS):
-            return False
-        self._renewing = asyncio.create_task(self._renew(), name=f"renew the lock {self._key}")
-        return True
-
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(_RENEW_SECONDS)
-            try:
-                if not await self._call("reacquire"):
-                    break
-            except StorageError as error:
-                _log.warning("the lock %s could not be renewed, trying again: %s", self._key, error)
-        _log.error("the lock %s was lost: it was not renewed in time", self._key)
-        self.lost.set()
-
-    async def release(self) -> None:
-        if self._renewing is None:
-            return
-        renewing, self._renewing = self._renewing, None
-        with contextlib.suppress(RuntimeError):  # the loop that took it has ended, and the renewing with it
-            self._loop.call_soon_threadsafe(renewing.cancel)
-        await self._call("release")
-
-    async def _call(self, method: str) -> bool:
-        return await self._client.call_lock(method, self._what, self._name, self._token, _LOCK_MS / 1000)
-
-
-def _condition(expect: Expected) -> str:
-    """Return `expect` as the scripts compare it."""
-    if expect is None:
-        return "*"
-    return "-" if isinstance(expect, Missing) else stamp_text(expect)
 
 
 def _too_long(key: str) -> StorageWriteError:
