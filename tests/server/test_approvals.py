@@ -19,7 +19,7 @@ from carrel.storage.memory import MemoryStore
 from carrel.wire.answers import ApprovalRecord
 from carrel.wire.requests import AnswerApproval
 from tests.server.conftest import NewServer
-from tests.support.server_process import ServerProcess, create_session
+from tests.support.server_process import ServerProcess, create_session, logged_in
 
 ECHO = """
 name: echo
@@ -128,6 +128,22 @@ def test_who_may_answer(server: ServerProcess, client: httpx.Client) -> None:
     assert "hello" in call.wait()["value"]
     for unknown in ("a", f"{session}.{'0' * 32}", "..%2f..", f"../{'0' * 32}"):
         assert client.post(f"/approvals/{unknown}", json=body).status_code == 404
+
+
+def test_an_approval_is_answered_in_the_web_page(server: ServerProcess, client: httpx.Client) -> None:
+    call = Call(server, create_session(client))
+    [approval] = pending(client)
+    with logged_in(server, server.key) as page:
+        assert "1 call waits" in page.get("/").text
+        waiting = page.get("/waiting").text
+        assert "hello" in waiting
+        assert "Approve" in waiting
+        assert page.post(f"/waiting/{approval['id']}", data={"decision": "maybe"}).status_code == 409
+        refused = {"decision": "refuse", "reason": "not <b>today</b>"}
+        assert page.post(f"/waiting/{approval['id']}", data=refused).status_code == 303
+        assert "refused: <code>echo</code>, not &lt;b&gt;today&lt;/b&gt;" in page.get("/waiting").text
+        assert page.post(f"/waiting/{approval['id']}", data={"decision": "approve"}).status_code == 409
+    assert "not <b>today</b>" in call.wait()["error"]
 
 
 def test_an_approval_outlives_a_restart_and_is_answered_once(server: ServerProcess, client: httpx.Client) -> None:

@@ -8,8 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from carrel.storage.memory import MemoryStore
 from carrel.tasks import RunFolder, RunInfo, TaskResult
 from tests.server.conftest import NewServer
 from tests.support.missing_parts import skip_without
-from tests.support.server_process import ServerProcess, create_session
+from tests.support.server_process import ServerProcess, create_session, logged_in
 
 ATTACK = (
     "\"'><script>document.documentElement.dataset.ran=1</script><img src=x onerror='document.title=1'>"
@@ -191,14 +190,6 @@ async def test_a_link_logs_in_once() -> None:
 
 
 # --- the page of a server -------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def logged_in(server: ServerProcess, key: str) -> Iterator[httpx.Client]:
-    url = server.url.removesuffix("/api/v1")
-    with httpx.Client(base_url=url, headers={"Origin": url}, timeout=60) as client:
-        assert client.post("/enter", data={"key": key}).status_code == 303
-        yield client
 
 
 def test_a_user_sees_and_changes_their_own_sessions(server: ServerProcess, client: httpx.Client) -> None:

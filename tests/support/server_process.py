@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +157,12 @@ def write_dataset(folder: Path, samples: list[dict[str, Any]]) -> Path:
     folder.mkdir(parents=True)
     (folder / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples), encoding="utf-8")
     return folder
+
+
+@contextmanager
+def logged_in(server: ServerProcess, key: str) -> Iterator[httpx.Client]:
+    """Log in to the web page with a key."""
+    url = server.url.removesuffix("/api/v1")
+    with httpx.Client(base_url=url, headers={"Origin": url}, timeout=60) as client:
+        assert client.post("/enter", data={"key": key}).status_code == 303
+        yield client

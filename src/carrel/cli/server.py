@@ -114,6 +114,8 @@ async def serve(
             typer.echo(json.dumps({"url": url, "key": key}))
         else:
             print_text(f"Listening on {url}, sandbox: {mode}")
+            if page != "off":
+                print_text(f"Web page: {url.removesuffix('api/v1')}")
             if key is not None:
                 print_text(f"Created the first key, which is printed only now: {key}")
             print_text("Ctrl-C stops the server and all sessions.", "dim")
