@@ -10,7 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 VOCABULARY = tomllib.loads(Path(__file__).with_name("vocabulary.toml").read_text(encoding="utf-8"))
-SEARCHED = ("src", "tests", "docs", "examples", "bench", "scripts", "README.md", "CONTRIBUTING.md", "Makefile")
+PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
+SEARCHED = ("src", "tests", "docs", "examples", "bench", "scripts", ".github", *PAGES, "Makefile")
 
 PROSE = re.compile(rf"\b({'|'.join(VOCABULARY['prose'])})\b", re.IGNORECASE)
 NAME_PART = re.compile(
