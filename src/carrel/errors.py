@@ -170,7 +170,7 @@ class ToolRefusedError(ToolCallError, PermissionError):
     """The approval of a call was denied, or could not be requested; nothing was run."""
 
 
-class WorkflowNotFoundError(CarrelError, KeyError, ValueError):
+class WorkflowNotFoundError(CarrelError, KeyError, ValueError, AttributeError):
     """There is no workflow of this name; the message names similar ones."""
 
 
