@@ -452,7 +452,7 @@ async def test_workflows(session: Session) -> None:
     added = await session.add_workflow("greet", "def run(name):\n    return f'hi {name}'\n", "Greet")
     assert added == await session.get_workflow("greet")
     assert added["source"].startswith("def run")
-    assert [each["name"] for each in await session.search_workflows("greet somebody", limit=1)] == ["greet"]
+    assert [each["name"] for each in await session.search_workflows("greet a person", limit=1)] == ["greet"]
     assert [each["name"] for each in await session.list_workflows()] == ["double", "greet"]
     assert await session.get_workflow("none") is None
     assert await session.remove_workflow("greet") is True
