@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import Redis
 
 from carrel import errors as carrel_errors
 from carrel.compat import py_code_mode
@@ -404,6 +405,7 @@ async def test_tools_inside(session: Session) -> None:
     assert await value(session, "tools.echo.say(text='a')") == "a\n"
     assert await value(session, "tools.echo(text='b', n=True)") == "b"
     assert await value(session, "tools.echo.echo()") == "hi\n"
+    assert await value(session, "tools.echo()") == "hi\n"  # the recipe of this name
     assert await value(session, "tools.echo.say.call_sync(text='c')") == "c\n"
     assert await value(session, "await tools.echo.say.call_async(text='d')") == "d\n"
     assert await value(session, "await tools.echo.call_async(text='e')") == "e\n"
@@ -605,7 +607,9 @@ async def test_redis(redis_url: str) -> None:
         with pytest.raises(ValueError, match="redis client"):
             RedisStorage(**wrong)
     storage = RedisStorage(redis_url, prefix="mine")
-    assert (storage.prefix, storage.client) == ("mine", None)
+    assert storage.prefix == "mine"
+    assert storage.client.ping()
+    storage.client.close()
     async with Session(storage) as session:
         await session.add_workflow("one", "def run():\n    return 1\n", "One")
         assert await value(session, "skills.one()") == 1
@@ -613,15 +617,10 @@ async def test_redis(redis_url: str) -> None:
     assert [skill.name for skill in storage.get_skill_library().list()] == ["one"]
     assert storage.get_artifact_store().load("a") == "text"
 
-    class Pool:
-        connection_kwargs = {"host": "127.0.0.1", "port": int(redis_url.rpartition(":")[2].split("/")[0].split("?")[0])}  # noqa: RUF012
-
-    class Client:
-        connection_pool = Pool()
-
-    client = Client()
+    client = Redis.from_url(redis_url)
     other = RedisStorage(redis=client, prefix="mine")
     assert other.client is client
+    client.close()
     assert other.get_artifact_store().exists("a")
 
 
@@ -640,6 +639,7 @@ async def test_deps(base: Path) -> None:
         assert await value(session, "deps.list()") != []
         assert "already_present" in await value(session, "deps.sync()")
         assert await value(session, "deps.sync().failed") == []
+        assert await value(session, "deps.remove('none-of-these')") is False
 
 
 @pytest.mark.parametrize("package", ["", "  ", "x" * 257, "a\nb", *(f"a{sign}b" for sign in "@;()|&`$")])

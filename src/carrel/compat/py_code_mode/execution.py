@@ -328,7 +328,7 @@ class _Handlers(CallHandlers):
     """Answers the running code with the keys that py_code_mode has, in addition to those of carrel."""
 
     async def call_tool(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        answer = await super().call_tool(name, args, kwargs)
+        answer = await super().call_tool(await self._recipe_for(name, kwargs), args, kwargs)
         if name in ("tools.list", "tools.search"):
             return [{**tool, "callables": callables_of(tool)} for tool in answer]
         return answer
@@ -340,6 +340,23 @@ class _Handlers(CallHandlers):
             return [{**each, "params": params_of(each)} for each in answer]
         if verb in ("get", "create") and answer is not None:
             return {**answer, "params": params_of(answer)}
+        return answer
+
+    async def _recipe_for(self, name: str, kwargs: Mapping[str, Any]) -> str:
+        """Return the recipe that has the name of its tool, if it takes these arguments; else the name as it is."""
+        tools = (await self._library.get()).tools
+        tool = name.removeprefix("tools.")
+        if not name.startswith("tools.") or "." in tool or await tools.is_query(name):
+            return name
+        for recipe in (await tools.get(tool) or {}).get("recipes", ()):
+            if recipe["name"] == tool and kwargs.keys() <= {each["name"] for each in recipe["parameters"]}:
+                return f"{name}.{tool}"
+        return name
+
+    async def call_deps(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        answer = await super().call_deps(name, args, kwargs)
+        if name.rpartition(".")[2] == "remove":
+            return bool(answer["removed"] or answer["removed_from_config"])
         return answer
 
 

@@ -55,8 +55,15 @@ class RedisStorage:
         if (url is None) == (redis is None):
             raise ValueError("give a url or a redis client, one of the two")
         self.prefix = prefix
-        self.client = redis
+        self._given = redis
         self._url = _url_of(redis) if url is None else url
+
+    @cached_property
+    def client(self) -> Any:
+        """The client that was given, else one of redis-py for the URL; carrel itself has its own connections."""
+        from redis import Redis  # noqa: PLC0415 -- an extra, and only programs that use the client need it here
+
+        return Redis.from_url(self._url) if self._given is None else self._given
 
     def open(self) -> storage.RedisStorage:
         """Return carrel's storage, for one session."""
