@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def page(base: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with logged_in_to(base) as client:
+        yield client
+
+
+@asynccontextmanager
+async def logged_in_to(base: Path) -> AsyncIterator[httpx.AsyncClient]:
     """The page of a base folder, logged in."""
     logins = Logins(MemoryStore(), None, may_act=True)
     archive = Archive(FileStorage(base))
@@ -136,6 +143,20 @@ async def test_a_long_conversation_is_shown_in_windows_from_its_end(page: httpx.
     assert 100 in await shown("?at=100")
     data = (await page.get("/s/hostile", headers={"Accept": "application/json"})).json()
     assert (data["last_seq"], len(data["entries"])) == (451, 200)
+
+
+async def test_a_page_stays_small_whatever_an_entry_contains(tmp_path: Path) -> None:
+    image = {"type": "image", "mime_type": "image/png", "data": "A" * 3_000_000}
+    result = tool_result_block(tool_use_id="c", model_text="start " + "x" * 5_000_000 + " end", content=[image])
+    async with SessionStore(tmp_path / "sessions") as store:
+        await store.create_session("large", session_id="large", model="m")
+        await store.append_message("large", build_message("user", [result]))
+    async with logged_in_to(tmp_path) as page:
+        answer = await page.get("/s/large")
+        assert len(answer.content) < 100_000
+        assert ("start" in answer.text, "4,980,010 characters left out" in answer.text) == (True, True)
+        whole = await page.get("/s/large", headers={"Accept": "application/json"})
+        assert len(whole.content) > 8_000_000
 
 
 async def test_lists_trees_traces_and_runs(page: httpx.AsyncClient) -> None:

@@ -158,7 +158,10 @@ class SessionList:
 
     async def traces(self, names: Iterable[str] | None = None) -> list[SessionMeta]:
         """Return the folders (of these) that contain only a trace, with the time of its last change."""
-        ids = [name for name in (await self._store.folders(self._prefix) if names is None else names) if is_id(name)]
+        if names is None:
+            # Those that the last list has found have a conversation.
+            names = [name for name in await self._store.folders(self._prefix) if name not in self._metas]
+        ids = [name for name in names if is_id(name)]
         files = [
             await self._stamps([f"{self._logs.folder(id_)}/{name}" for id_ in ids])
             for name in ("meta.json", "messages.jsonl", "trace.jsonl")

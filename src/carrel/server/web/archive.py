@@ -130,8 +130,8 @@ class Archive:
 
     async def _meta(self, session_id: str) -> Mapping[str, Any]:
         meta: Mapping[str, Any] | None = await self.conversations.find_meta(session_id)
-        if meta is None:
-            meta = next((each for each in await self.conversations.traces() if each["id"] == session_id), None)
+        if meta is None and await self.records.store.stamp(f"sessions/{session_id}/trace.jsonl") is not None:
+            return {"id": session_id, "title": "(only a trace)"}
         return meta or {}
 
     async def window(self, session_id: str, *, at: int | None = None, before: int | None = None) -> Window:

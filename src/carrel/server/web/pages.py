@@ -41,6 +41,10 @@ _PACKAGE = "carrel.server.web"
 _LIVE_SECONDS = 1.0
 """How often the log of a session is looked at for a page that is open."""
 _MAX_DIFF_LINES = 20_000
+_MAX_TEXT = 20_000
+"""Characters of one text on the page of a conversation."""
+_MAX_DATA = 2_000_000
+"""Characters of an image or document, as base64, on the page of a conversation."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +189,7 @@ class Pages:
         archive, session = await self._find(request, visitor)
         at = _number(request, "at")
         window = await archive.window(session.id, at=at, before=_number(request, "before"))
-        items = items_of(window.entries, session.meta)
+        items = items_of([(seq, _shortened(entry)) for seq, entry in window.entries], session.meta)
         view = {"session": session, "tab": "conversation", "items": items, "window": window, "at": at}
         entries = [{"seq": seq, "entry": entry} for seq, entry in window.entries]
         return View("conversation", view, {"session": session, "last_seq": window.last_seq, "entries": entries})
@@ -365,6 +369,27 @@ def _templates() -> Environment:
     environment = templates(_PACKAGE)
     environment.filters.update(line=single_line, text=neutralize_control_chars, when=readable_time)
     return environment
+
+
+def _shortened(value: Any) -> Any:
+    """Return an entry without the middle of very long texts and without large images, so that a page stays small."""
+    match value:
+        case str() if len(value) > _MAX_TEXT:
+            half, left_out = _MAX_TEXT // 2, len(value) - _MAX_TEXT
+            return f"{value[:half]}\n… {left_out:,} characters left out; the saved file has them …\n{value[-half:]}"
+        case dict():
+            return {name: _short_data(part) if name == "data" else _shortened(part) for name, part in value.items()}
+        case list():
+            return [_shortened(part) for part in value]
+        case _:
+            return value
+
+
+def _short_data(data: Any) -> Any:
+    """Return base64 data as it is, or nothing if it is too large."""
+    if not isinstance(data, str):
+        return _shortened(data)
+    return data if len(data) <= _MAX_DATA else ""
 
 
 def _diff_lines(diff: str) -> list[tuple[str, str]]:
