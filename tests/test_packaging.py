@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.missing_parts import skip_without
 from tests.support.real_docker import IMAGE
+from tests.support.real_postgres import NoPostgres, RealPostgres
 from tests.support.wheels import build_wheel
 
 ROOT = Path(__file__).parents[1]
@@ -157,6 +158,19 @@ def test_redis(install: Install, redis_url: str) -> None:
     body = "await session.save_artifact('a', 'kept')\nprint((await session.run(\"artifacts.load('a')\")).value)"
     source = in_session(body, f"Session(carrel.RedisStorage({redis_url!r}, prefix='packaging'), owns_storage=True)")
     assert install("redis").run(f"import carrel\n{source}") == "kept\n"
+
+
+def test_postgres(install: Install) -> None:
+    try:
+        server = RealPostgres().start()
+    except NoPostgres as reason:
+        skip_without(f"no Postgres: {reason}")
+    try:
+        body = "await session.save_artifact('a', 'kept')\nprint((await session.run(\"artifacts.load('a')\")).value)"
+        source = in_session(body, f"Session(carrel.PostgresStorage({server.url!r}), owns_storage=True)")
+        assert install("postgres").run(f"import carrel\n{source}") == "kept\n"
+    finally:
+        server.remove()
 
 
 def test_mcp(install: Install) -> None:
