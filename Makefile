@@ -47,13 +47,17 @@ bench: dev-venv  ## benchmarks against plain Python, ipykernel, and docker where
 	@.venv/bin/python bench/run.py
 	@.venv/bin/python bench/execution.py
 
+docs: dev-venv  ## build the documentation into site/
+	@.venv/bin/uv pip install -q -p .venv -c constraints.txt --group docs
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict -q && echo "site/index.html"
+
 constraints: dev-venv  ## update constraints.txt to the newest compatible versions
-	@.venv/bin/uv pip compile -q pyproject.toml --all-extras --group dev --python-version 3.11 --python-platform linux \
+	@.venv/bin/uv pip compile -q pyproject.toml --all-extras --group dev --group docs --python-version 3.11 --python-platform linux \
 		--upgrade --no-header --no-annotate -o constraints.txt
 	@git --no-pager diff --stat -- constraints.txt || true
 
 clean:  ## remove .venv and all generated files
-	@rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis bench/results
+	@rm -rf .venv dist build site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis bench/results
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 run-venv:

@@ -113,3 +113,8 @@ def test_every_page_can_be_reached_from_the_index() -> None:
     assert [
         name_of(page) for page in (ROOT / "docs").glob("*.md") if page.name != "README.md" and page not in listed
     ] == []
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    named = re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert sorted(named) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
