@@ -1,5 +1,6 @@
 """The original packages from PyPI, to run one program on the original and on the compatibility module."""
 
+import atexit
 import os
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ for name in {bare!r}:  # packages whose __init__ imports what is not needed here
 def downloaded(requirement: str, *more: str) -> Path:
     """Return a folder with the files of a package, and of those it needs; the test is skipped without PyPI."""
     folder = Path(mkdtemp(prefix="carrel-original-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for each in (requirement, *more):
         # `download` and not `install`: some want a newer Python than the one that runs the tests.
         words = ["-q", "--no-deps", "--ignore-requires-python", "--only-binary=:all:", "-d", str(folder / "wheels")]

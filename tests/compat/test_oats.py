@@ -355,6 +355,17 @@ async def test_an_update_appends_only_what_is_new(data_folder: Path) -> None:
     assert log.read_bytes() == after
 
 
+@pytest.mark.parametrize("damage", ["", "[]", "{", '{"log_bytes": 0}', "null"])
+async def test_damaged_info_is_made_from_the_log(data_folder: Path, damage: str) -> None:
+    session = sample()
+    await get_session_storage().create(session)
+    (data_folder / "sessions" / session.id / "oats-info.json").write_text(damage)
+    again = await get_session(session.id)
+    assert again is not None
+    assert again.messages == session.messages
+    assert again.info.message_count == len(session.messages)
+
+
 async def test_a_copy_replaces_the_whole_session() -> None:
     session = sample()
     await get_session_storage().create(session)

@@ -40,6 +40,7 @@ from carrel.compat.py_code_mode.deps import RuntimeDepsDisabledError, SyncResult
 from carrel.compat.py_code_mode.skills import PythonSkill
 from carrel.compat.py_code_mode.tools import Tool, ToolCallable, ToolParameter
 from tests.compat.signatures import plain_signature
+from tests.support.real_docker import IMAGE
 
 ECHO = """
 name: echo
@@ -355,6 +356,30 @@ async def test_an_executor_by_itself(base: Path) -> None:
     await executor.start()  # without a storage
     assert (await executor.run("tools.list()")).value == []
     await executor.close()
+
+
+async def test_a_container(base: Path, docker_engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", docker_engine)
+    config = ContainerConfig(image=IMAGE, timeout=60.0, environment={"WORD": "inside"})
+    async with Session(FileStorage(base), ContainerExecutor(config)) as session:
+        assert await value(session, "import os\nos.environ['WORD']") == "inside"
+        assert await value(session, "skills.double(n=2)") == 4
+        assert session.supports("process_isolation")
+
+
+async def test_packages_of_an_executor(base: Path) -> None:
+    executor = SubprocessExecutor(SubprocessConfig(deps=("typing_extensions",)))
+    await executor.start(FileStorage(base))
+    try:
+        assert (await executor.uninstall_deps(["none-of-these", "nor-these"]))["not_found"] == [
+            "none-of-these",
+            "nor-these",
+        ]
+        report = await executor.install_deps(["typing_extensions"])
+        assert [name.replace("_", "-") for name in report["already_present"]] == ["typing-extensions"]
+        assert await executor.list_deps() == ["typing-extensions"]
+    finally:
+        await executor.close()
 
 
 async def test_tools_of_the_settings(tmp_path: Path) -> None:

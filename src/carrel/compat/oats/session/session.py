@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from carrel.compat.oats.core.bus import Event, EventType, bus
 from carrel.compat.oats.core.storage import SessionExistsError, Storage, data_folder
@@ -184,7 +184,7 @@ class SessionStorage:
                 data = json.loads(raw or b"{}")
                 is_current = log is not None and data.get("log_bytes") == log.size
                 found.append(SessionInfo.model_validate(data["info"]) if is_current else info)
-            except (ValueError, ValidationError):
+            except (ValueError, KeyError, TypeError, AttributeError):  # the file is damaged
                 found.append(info)
         return found
 
