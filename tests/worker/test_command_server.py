@@ -336,7 +336,6 @@ def test_a_large_file_both_ways(host: CommandHost) -> None:
     assert answer.data(0) == content
     assert answer.done is not None
     assert answer.done["size"] == len(content)
-    assert host.end(host.begin("read", path="large", offset=5, length=3)).data(0) == content[5:8]
     assert memory_of(host.ready["pid"]) - before < 10 * MIB
 
 
@@ -391,7 +390,6 @@ def test_status_of_files(host: CommandHost) -> None:
     (host.home / "dangling").symlink_to("nowhere")
     status = host.request("stat", path="link")
     assert (status["kind"], status["size"], status["mode"], status["target"]) == ("file", 3, 0o640, "file")
-    assert host.request("stat", path="link", follow=False)["kind"] == "link"
     assert host.request("stat", path="dangling")["error_type"] == "FileNotFoundError"
     assert [host.request("exists", path=name)["exists"] for name in ("file", "dangling")] == [True, False]
     assert host.request("realpath", path="link")["path"] == os.path.realpath(host.home / "file")

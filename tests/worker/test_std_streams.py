@@ -120,7 +120,6 @@ def test_what_a_thread_prints_during_a_later_cell_is_in_its_result(everywhere: S
 
 
 def test_a_run_may_bring_its_own_pipes(everywhere: Session) -> None:
-    assert everywhere.ready["pipes"] is True
     late = "(while ! [ -e go ]; do sleep 0.01; done; echo late; touch said) & echo now"
     first = everywhere.run(f"import os, time\nos.system({late!r})")
     assert first.stdout == "now\n"

@@ -136,7 +136,7 @@ class CommandServer:
         }
         self._file_operations: dict[str, Callable[[str, Record], Record | None]] = {
             "str_replace": lambda path, record: files.replace_text(path, str(record["old"]), str(record["new"])),
-            "stat": lambda path, record: files.stat_file(path, follow=record.get("follow") is not False),
+            "stat": lambda path, record: files.stat_file(path),
             "exists": lambda path, record: {"exists": os.path.exists(path)},
             "make_dir": lambda path, record: files.make_folder(path),
             "remove": lambda path, record: files.remove(path, recursive=record.get("recursive") is True),
@@ -358,26 +358,23 @@ class CommandServer:
     def _read(self, number: int, record: Record) -> None:
         transfer = self._active[number][0]
         assert isinstance(transfer, Transfer)
-        left = record.get("length")
         size = 0
         with files.open_to_read(self._path(record["path"])) as file:
-            file.seek(int(record.get("offset") or 0))
-            while left is None or left > 0:
-                reserved = transfer.reserve(PIECE if left is None else min(PIECE, left))
+            while True:
+                reserved = transfer.reserve(PIECE)
                 data = file.read(reserved) if reserved else b""
                 transfer.grant(reserved - len(data))
                 if not data:
                     break
                 self._send_piece(INPUT, number, data)
                 size += len(data)
-                left = None if left is None else left - len(data)
         self._done(number, size=size, cancelled=transfer.cancelled)
 
     def _write(self, number: int, record: Record) -> None:
         transfer, window = self._active[number]
         assert isinstance(transfer, Transfer)
         size = 0
-        writer = files.FileWriter(self._path(record["path"]), int(record.get("mode") or 0o666))
+        writer = files.FileWriter(self._path(record["path"]))
         try:
             while data := transfer.next_piece():
                 writer.write(data)

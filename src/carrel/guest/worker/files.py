@@ -43,7 +43,7 @@ class FileWriter:
     Missing folders are made.
     """
 
-    def __init__(self, path: str, mode: int = 0o666) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
         _make_parents(path)
         self._target = os.path.realpath(path)
@@ -62,7 +62,7 @@ class FileWriter:
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._file = os.fdopen(
-                os.open(str(self._beside), flags, mode if before is None else 0o600), "wb", buffering=0
+                os.open(str(self._beside), flags, 0o666 if before is None else 0o600), "wb", buffering=0
             )
             if before is not None:
                 _copy_owner_and_mode(self._file.fileno(), before)
@@ -186,10 +186,10 @@ def describe(name: str, path: str, status: os.stat_result) -> dict[str, Any]:
     }
 
 
-def stat_file(path: str, *, follow: bool) -> dict[str, Any]:
-    """One entry; with `follow` that of a link's target, with the `target` all the same."""
+def stat_file(path: str) -> dict[str, Any]:
+    """One entry; of a link that of its target, and the `target`."""
     entry = describe(os.path.basename(path), path, os.lstat(path))
-    if follow and entry["kind"] == "link":
+    if entry["kind"] == "link":
         return {**describe(os.path.basename(path), path, os.stat(path)), "target": entry["target"]}
     return entry
 

@@ -78,7 +78,6 @@ class Worker:
             "set_variables": self._set_variables,
             "reset": self._reset,
             "fork": self._fork,
-            "close": self._close,
             "interrupt": self._interrupt,
         }
         os.register_at_fork(after_in_child=self._after_user_fork)
@@ -107,7 +106,7 @@ class Worker:
 
     def _ready(self) -> None:
         version = ".".join(map(str, sys.version_info[:3]))
-        about = {"protocol": PROTOCOL, "python": version, "pid": os.getpid(), "pipes": True}
+        about = {"protocol": PROTOCOL, "python": version, "pid": os.getpid()}
         self._send({"op": "ready", **about})
 
     def serve(self) -> None:
@@ -161,10 +160,6 @@ class Worker:
 
     def _interrupt(self, record: Record, fds: list[int]) -> None:
         """The signal itself interrupts; see `HostCallClient.is_interrupted`."""
-
-    def _close(self, record: Record, fds: list[int]) -> None:
-        self._send({"op": "done", "id": record.get("id")})
-        raise ChannelError("the host has closed the session")
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
