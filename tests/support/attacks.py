@@ -479,7 +479,7 @@ spec.loader.exec_module(importlib.util.module_from_spec(spec))
 }
 
 
-# --- what cannot be told from honest code ---------------------------------------------------------------------------
+# --- what looks like honest code ------------------------------------------------------------------------------------
 
 _IN_TEST_Z = """
 import sys
