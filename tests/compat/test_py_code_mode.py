@@ -303,6 +303,25 @@ def test_the_folder_is_made(tmp_path: Path) -> None:
         assert (tmp_path / "new" / name / "tools").is_dir()
 
 
+def test_both_names_of_the_folder(tmp_path: Path) -> None:
+    for made in (Session.from_base(base=tmp_path), Session.from_base(base_path=tmp_path)):  # type: ignore[call-arg]
+        assert isinstance(made, Session)
+        assert made.storage.root == tmp_path  # type: ignore[attr-defined]
+    with pytest.raises(TypeError):
+        Session.from_base()  # type: ignore[call-arg]
+
+
+async def test_what_differs_on_purpose(base: Path) -> None:
+    for made in (Session(FileStorage(base)), Session.from_base(base)):
+        async with made as session:
+            assert session.supports("process_isolation")  # not in this process
+    async with Session.inprocess(base) as session:
+        assert isinstance((await session.run("object()")).value, str)
+        for data in (5, None, True, "{}"):
+            await session.save_artifact("a.json", data)
+            assert await session.load_artifact("a.json") == data
+
+
 @pytest.mark.parametrize("make", [Session.from_base, Session.inprocess, Session.subprocess])
 async def test_running_code(make: Any, base: Path) -> None:
     session = make(base)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from carrel import errors
 from carrel.compat.py_code_mode.artifacts import artifact_dict, by_age, checked_name, read_index
@@ -23,6 +24,21 @@ from carrel.compat.py_code_mode.types import ExecutionResult
 from carrel.session.session import Session as CarrelSession
 
 __all__ = ["Session"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def accepts_base_path(function: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Accept `base_path=`, as older versions call it, for the parameter `base`."""
+
+    @functools.wraps(function)
+    def call(cls: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if "base_path" in kwargs:
+            kwargs["base"] = kwargs.pop("base_path")
+        return function(cls, *args, **kwargs)
+
+    return call
 
 
 class Session:
@@ -42,6 +58,7 @@ class Session:
         self._closed = False
 
     @classmethod
+    @accepts_base_path
     def from_base(
         cls,
         base: Path | str,
