@@ -1,5 +1,6 @@
 """Help, version and completion."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -53,5 +54,7 @@ def test_bash_completion(carrel: Any, words: str, completions: list[str]) -> Non
     assert carrel(env=env).stdout.split() == completions
 
 
-def test_completion_can_be_shown_for_a_shell(carrel: Any) -> None:
-    assert "_CARREL_COMPLETE" in carrel("--show-completion", "bash").stdout
+def test_completion_can_be_shown_for_a_shell() -> None:
+    script = f"{shlex.quote(sys.executable)} -m carrel --show-completion; exit $?"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert "_CARREL_COMPLETE" in done.stdout
