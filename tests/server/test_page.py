@@ -28,11 +28,14 @@ from carrel.conversation.messages import (
     user_text_message,
 )
 from carrel.server.web.archive import Archive, Runs
+from carrel.server.web.comparison import align_steps, compare_files, compare_tests
 from carrel.server.web.login import Logins
 from carrel.server.web.pages import Pages
 from carrel.session import FileStorage
 from carrel.storage.memory import MemoryStore
 from carrel.tasks import RunFolder, RunInfo, TaskResult
+from carrel.wire.answers import FileChangeRecord, WorkspaceDiff
+from carrel.wire.verification import VerificationResult
 from tests.server.conftest import NewServer
 from tests.support.missing_parts import skip_without
 from tests.support.server_process import ServerProcess, create_session, logged_in
@@ -114,8 +117,22 @@ async def logged_in_to(base: Path) -> AsyncIterator[httpx.AsyncClient]:
 ACTIVE = re.compile(r"<script(?! src=\"/page.js\" defer>)|<img|<svg onload|href=\"javascript:|[\x00\x1b\u202e]")
 PAGES = ["/", "/?q=question", "/s/hostile", "/s/hostile?at=3", "/s/hostile/tree", "/s/hostile/trace"]
 PAGES += ["/s/hostile/files"]
-PAGES += ["/s/hostile/verdicts", "/s/traced", "/s/traced/trace", "/tasks", "/tasks/first", "/compare?a=first&b=second"]
-PAGES += ["/waiting", "/s/%3Cscript%3E", "/tasks/nope", "/?page=x"]
+PAGES += [
+    "/s/hostile/verdicts",
+    "/s/traced",
+    "/s/traced/trace",
+    "/tasks",
+    "/tasks/first",
+    "/tasks/compare?a=first&b=second",
+]
+PAGES += [
+    "/compare?a=hostile&b=traced",
+    "/compare?a=hostile@5&b=hostile",
+    "/waiting",
+    "/s/%3Cscript%3E",
+    "/tasks/nope",
+    "/?page=x",
+]
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -169,8 +186,41 @@ async def test_lists_trees_traces_and_runs(page: httpx.AsyncClient) -> None:
     assert [(step["kind"], step["depth"]) for step in steps] == [("run", 0), ("call", 1)]
     run = (await page.get("/tasks/first")).text
     assert run.count("flaky") == 1
-    compared = (await page.get("/compare?a=first&b=second", headers={"Accept": "application/json"})).json()
+    compared = (await page.get("/tasks/compare?a=first&b=second", headers={"Accept": "application/json"})).json()
     assert compared["comparison"]["better"] == ["a"]
+
+
+async def test_two_sessions_are_compared(page: httpx.AsyncClient) -> None:
+    family = (await page.get("/s/hostile/tree", headers={"Accept": "application/json"})).json()["family"]
+    fork = family[1]["session"]["id"]
+    text = (await page.get(f"/compare?a=hostile&b={fork}")).text
+    assert "6 entries in common" in text
+    data = (await page.get(f"/compare?a=hostile@9&b={fork}@6", headers={"Accept": "application/json"})).json()
+    assert (data["common"], [pair["kind"] for pair in data["conversation"]]) == (6, ["only_a"] * 3)
+    assert (await page.get("/compare?a=hostile@x&b=hostile")).status_code == 422
+    assert (await page.get("/compare?a=hostile")).status_code == 404
+
+
+def test_what_differs_in_two_sessions() -> None:
+    say = [(seq, user_text_message(text)) for seq, text in enumerate(("one", "two", "three"), 1)]
+    pairs = align_steps(say, [say[0], (2, user_text_message("other")), *say[2:], (4, user_text_message("more"))])
+    assert [pair.kind for pair in pairs] == ["same", "differs", "same", "only_b"]
+
+    def changed(path: str, line: str) -> WorkspaceDiff:
+        diff = f"diff --git a/{path} b/{path}\n+{line}\n"
+        return WorkspaceDiff(diff=diff, changes=[FileChangeRecord(path=path, kind="added", size=len(line))])
+
+    assert [pair.kind for pair in compare_files(changed("x", "1"), changed("x", "2"))] == ["differs"]
+    assert [pair.kind for pair in compare_files(changed("x", "1"), changed("x", "1"))] == ["same"]
+    assert [pair.kind for pair in compare_files(changed("x", "1"), None)] == ["only_a"]
+
+    def verdict(**tests: list[str]) -> VerificationResult:
+        return VerificationResult(**{kind: [{"name": name} for name in names] for kind, names in tests.items()})
+
+    tests = compare_tests(verdict(passes=["a", "b"], failures=["c"]), verdict(passes=["a", "c"], skips=["d"]))
+    kinds = {"c": "differs", "b": "only_a", "d": "only_b", "a": "same"}
+    assert {pair.name: pair.kind for pair in tests} == kinds
+    assert tests[-1].name == "a", "what differs comes first"
 
 
 async def test_actions_on_a_base_folder(page: httpx.AsyncClient) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ PAGE_SIZE = 100
 """Sessions on one page of the list."""
 WINDOW = 200
 """Entries of a conversation on one page."""
+MAX_COMPARED = 1000
+"""Entries of each conversation that are compared, after those in common."""
 _MAX_STEPS = 5000
 """Steps of a trace on one page."""
 
@@ -147,6 +150,14 @@ class Archive:
                     break
         return Window(entries, last)
 
+    async def entries(self, session_id: str, until: int | None = None) -> AsyncGenerator[Numbered]:
+        """Yield the entries of a conversation, up to one; none without a conversation."""
+        if await self.last_seq(session_id):
+            async for seq, entry in self.conversations.iter_entries(session_id):
+                if until is not None and seq > until:
+                    return
+                yield seq, entry
+
     async def last_seq(self, session_id: str) -> int:
         """Return the number of the last entry; 0 without a conversation."""
         try:
@@ -196,6 +207,28 @@ class Archive:
         if self.manager is not None and user is not None and view.record is not None and view.record.is_live:
             return await self.manager.diff(user, view.id)
         return await self.records.get_diff(view.id)
+
+
+async def differing_entries(
+    a: Archive, a_id: str, a_until: int | None, b: Archive, b_id: str, b_until: int | None
+) -> tuple[int, list[Numbered], list[Numbered]]:
+    """Return how many entries two conversations have in common at their start, and the entries of each after that.
+
+    At most `MAX_COMPARED` of each are returned."""
+    logs = [archive.entries(id_, until) for archive, id_, until in ((a, a_id, a_until), (b, b_id, b_until))]
+    common = 0
+    rest: tuple[list[Numbered], list[Numbered]] = ([], [])
+    async with aclosing(logs[0]) as one, aclosing(logs[1]) as two:
+        while True:
+            pair = [await anext(log, None) for log in (one, two)]
+            if pair[0] is None or pair[0] != pair[1]:
+                break
+            common += 1
+        for log, found, first in zip((one, two), rest, pair, strict=True):
+            while first is not None and len(found) < MAX_COMPARED:
+                found.append(first)
+                first = await anext(log, None)
+    return common, *rest
 
 
 @dataclass(frozen=True)

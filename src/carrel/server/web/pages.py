@@ -20,7 +20,8 @@ from starlette.routing import Route
 from carrel.conversation.export.html_page import items_of, templates
 from carrel.errors import ApprovalNotFound, CarrelError, ResultsRefused, SessionNotFound
 from carrel.server.session_manager import SessionManager
-from carrel.server.web.archive import Archive, Runs, SessionView
+from carrel.server.web.archive import MAX_COMPARED, Archive, Runs, SessionView, differing_entries
+from carrel.server.web.comparison import align_steps, compare_files, compare_tests
 from carrel.server.web.login import COOKIE, Logins, Visitor, read_form, refuse_foreign
 from carrel.tasks import attempts_of, compare, summary_of
 from carrel.text import json_bytes, neutralize_control_chars, parse_time, readable_time, single_line
@@ -87,9 +88,10 @@ class Pages:
             "/s/{id}/verdicts": self._verdicts,
             "/s/{id}/export.html": self._export,
             "/s/{id}/events": self._events,
-            "/tasks": self._all_runs,
-            "/tasks/{run}": self._run,
             "/compare": self._compare,
+            "/tasks": self._all_runs,
+            "/tasks/compare": self._compare_runs,
+            "/tasks/{run}": self._run,
             "/waiting": self._waiting,
         }
         actions: dict[str, Handler] = {
@@ -176,7 +178,9 @@ class Pages:
         return View("sessions", {**view, "names": list(self._archives)}, view)
 
     async def _find(self, request: Request, visitor: Visitor) -> tuple[Archive, SessionView]:
-        session_id = request.path_params["id"]
+        return await self._find_named(request.path_params["id"], visitor)
+
+    async def _find_named(self, session_id: str, visitor: Visitor) -> tuple[Archive, SessionView]:
         if visitor.session in (None, session_id):
             for archive in self._archives.values():
                 try:
@@ -240,6 +244,25 @@ class Pages:
 
         return EventSourceResponse(numbers(), sep="\n", headers=_HEADERS)
 
+    async def _compare(self, request: Request, visitor: Visitor) -> View:
+        found = []
+        for name in ("a", "b"):
+            session_id, _, until = request.query_params.get(name, "").partition("@")
+            if until and not (until.isascii() and until.isdigit() and len(until) <= 15):
+                raise HTTPException(422, f"{name}: write ID or ID@ENTRY, where ENTRY is the number of an entry")
+            found.append((*await self._find_named(session_id, visitor), int(until) if until else None))
+        (archive_a, a, until_a), (archive_b, b, until_b) = found
+        common, only_a, only_b = await differing_entries(archive_a, a.id, until_a, archive_b, b.id, until_b)
+        results = [next((job.result for job in reversed(each.jobs) if job.result), None) for each in (a, b)]
+        data = {
+            "common": common,
+            "conversation": align_steps(only_a, only_b),
+            "files": compare_files(await archive_a.diff(visitor.user, a), await archive_b.diff(visitor.user, b)),
+            "tests": compare_tests(*results) if visitor.sees_tests else [],
+            "is_complete": max(len(only_a), len(only_b)) < MAX_COMPARED,
+        }
+        return View("compare", {"a": a, "b": b, "results": results, **data}, {"a": a.row, "b": b.row, **data})
+
     # --- runs of tasks ----------------------------------------------------------------------------------------------
 
     def _shown_runs(self, visitor: Visitor) -> Runs:
@@ -263,12 +286,12 @@ class Pages:
         view = {"name": name, "info": info, "cells": cells, "flaky": flaky, "summary": summary}
         return View("run", view, {"name": name, "run": info, "summary": summary, "results": results})
 
-    async def _compare(self, request: Request, visitor: Visitor) -> View:
+    async def _compare_runs(self, request: Request, visitor: Visitor) -> View:
         names = [request.query_params.get(name, "") for name in ("a", "b")]
         runs = self._shown_runs(visitor)
         results = [attempts_of((await runs.one(name))[1]) for name in names]
         found = compare(*results)
-        return View("compare", {"names": names, "found": found}, {"runs": names, "comparison": found})
+        return View("compare_runs", {"names": names, "found": found}, {"runs": names, "comparison": found})
 
     # --- approvals and actions --------------------------------------------------------------------------------------
 

@@ -1,0 +1,115 @@
+"""Compare two sessions in conversation, files and tests. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import pairwise
+from typing import Literal
+
+from carrel.conversation.export import describe_event
+from carrel.conversation.messages import ConversationMessage, blocks_of, tool_result_text
+from carrel.conversation.replay import Numbered
+from carrel.text import single_line
+from carrel.wire.answers import WorkspaceDiff
+from carrel.wire.verification import VerificationResult
+
+_BRIEF = 200
+"""Characters that are shown of an entry."""
+_FILE_HEAD = re.compile(r"^diff --git .*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Step:
+    """An entry in one line."""
+
+    seq: int
+    role: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two entries, files or tests beside each other; None where only one session has it."""
+
+    kind: Literal["same", "differs", "only_a", "only_b"]
+    name: str = ""
+    a: Step | str | None = None
+    b: Step | str | None = None
+
+
+def step_of(seq: int, entry: ConversationMessage) -> Step:
+    """Return an entry in one line: its text, the calls that it makes, or the results that it brings."""
+    parts = []
+    for block in blocks_of(entry):
+        match block.get("type"):
+            case "text":
+                parts.append(str(block.get("text") or ""))
+            case "tool_use":
+                parts.append(f"{block.get('name')} {json.dumps(block.get('input'), default=str)}")
+            case "tool_result":
+                parts.append(("error: " if block.get("is_error") else "") + tool_result_text(block))
+            case other:
+                parts.append(f"[{other}]")
+    text = describe_event(seq, entry) or " · ".join(part[: 2 * _BRIEF] for part in parts)
+    return Step(seq, str(entry.get("role") or ""), single_line(text)[:_BRIEF])
+
+
+def align_steps(a: Sequence[Numbered], b: Sequence[Numbered]) -> list[Pair]:
+    """Return the entries of two conversations beside each other: equal ones on one line."""
+    one, two = [step_of(*each) for each in a], [step_of(*each) for each in b]
+    matcher = SequenceMatcher(None, [(s.role, s.text) for s in one], [(s.role, s.text) for s in two], autojunk=False)
+    pairs: list[Pair] = []
+    for kind, a1, a2, b1, b2 in matcher.get_opcodes():
+        if kind == "equal":
+            pairs += [Pair("same", a=x, b=y) for x, y in zip(one[a1:a2], two[b1:b2], strict=True)]
+            continue
+        for index in range(max(a2 - a1, b2 - b1)):
+            left = one[a1 + index] if a1 + index < a2 else None
+            right = two[b1 + index] if b1 + index < b2 else None
+            pairs.append(Pair("differs" if left and right else "only_a" if left else "only_b", a=left, b=right))
+    return pairs
+
+
+def compare_files(a: WorkspaceDiff | None, b: WorkspaceDiff | None) -> list[Pair]:
+    """Return the files that either session has changed; those that differ come first."""
+    changes = [{change.path: change for change in (diff.changes if diff else [])} for diff in (a, b)]
+    hunks = [_hunks(diff.diff if diff else "") for diff in (a, b)]
+    pairs = []
+    for path in sorted({*changes[0], *changes[1]}):
+        found = [of.get(path) for of in changes]
+        words = [f"{change.kind}, {change.size:,} bytes" if change is not None else None for change in found]
+        texts = [next((hunk for name, hunk in of.items() if name.endswith(f"b/{path}")), "") for of in hunks]
+        pairs.append(_pair(path, words[0], words[1], is_same=texts[0] == texts[1] and words[0] == words[1]))
+    return sorted(pairs, key=lambda pair: pair.kind == "same")
+
+
+def _hunks(diff: str) -> dict[str, str]:
+    """Return the part of each file in a diff, by its first line."""
+    starts = [match.start() for match in _FILE_HEAD.finditer(diff)]
+    parts = [diff[start:end] for start, end in pairwise([*starts, len(diff)])]
+    return {part.partition("\n")[0]: part for part in parts}
+
+
+def compare_tests(a: VerificationResult | None, b: VerificationResult | None) -> list[Pair]:
+    """Return the tests of two verdicts; those that differ come first."""
+    outcomes = [_outcomes(result) for result in (a, b)]
+    names = sorted({*outcomes[0], *outcomes[1]})
+    pairs = [_pair(name, outcomes[0].get(name), outcomes[1].get(name)) for name in names]
+    return sorted(pairs, key=lambda pair: pair.kind == "same")
+
+
+def _outcomes(result: VerificationResult | None) -> dict[str, str]:
+    if result is None:
+        return {}
+    kinds = (("passed", result.passes), ("failed", result.failures), ("skipped", result.skips))
+    return {test.name: kind for kind, tests in kinds for test in tests}
+
+
+def _pair(name: str, a: str | None, b: str | None, *, is_same: bool | None = None) -> Pair:
+    if a is None or b is None:
+        return Pair("only_b" if a is None else "only_a", name, a, b)
+    return Pair("same" if (a == b if is_same is None else is_same) else "differs", name, a, b)
