@@ -85,6 +85,7 @@ def test_a_traceback_points_at_what_it_means(everywhere: Session, code: str) -> 
         ("x = 1\n!pip install pandas", "deps.add("),
         ("%pip install pandas", "deps.add("),
         ("?print", "help("),
+        ("import no_such_module", "deps.add('no_such_module')"),
         ("breakpoint()", "print what you want to see"),
     ],
 )

@@ -81,7 +81,10 @@ def test_names_that_yaml_reads_as_other_types() -> None:
         ("", "tools/a.yaml: expected one definition per file, found none"),
         ("name: a\ncommand: b\n---\nname: c\ncommand: d\n", "expected one definition per file, found 2"),
         ("- a\n- b", "tools/a.yaml: expected fields such as `name:`, found a list"),
-        ("name: a\ncommand: [b", "tools/a.yaml, line 3: this is not valid YAML"),
+        ("name: a\ncommand: [b", "tools/a.yaml, line 2: this is not valid YAML: the bracket or quote that begins here"),
+        ("name: a\ncommand: 'b\ntags: [x]\n", "line 2: this is not valid YAML: the bracket or quote that begins here"),
+        ("name: a\ncommand: b\nschema:\n\toptions: {}\n", "line 4: this is not valid YAML: there is a tab"),
+        ("name: a\n  b: c", "tools/a.yaml, line 2: this is not valid YAML: mapping values are not allowed"),
         ("name: a\ncommand: b\nname: c", "tools/a.yaml, line 3: this is not valid YAML: the key name is repeated"),
         (
             "name: a\nx: !!python/object/apply:os.system [ls]",

@@ -85,7 +85,7 @@ def parse_definition(data: bytes, file: str) -> AnyDefinition:
         definition: AnyDefinition = adapter().validate_python(fields)
     except ValidationError as invalid:
         messages = [_message(data, file, error) for error in invalid.errors(include_url=False, include_context=False)]
-        raise ConfigurationError("\n".join(messages[:5])) from None
+        raise ConfigurationError(";\n".join(messages[:5])) from None
     return definition
 
 
@@ -100,9 +100,7 @@ def _fields(data: bytes, file: str) -> dict[str, Any]:
     try:
         documents = list(yaml.load_all(data, _loader()))
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f", line {mark.line + 1}" if mark else ""
-        raise ConfigurationError(f"{file}{where}: this is not valid YAML: {error.problem or error.context}") from None
+        raise ConfigurationError(f"{file}{_yaml_error(error, data)}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{file}: this is not valid YAML: {error}") from None
     documents = [document for document in documents if document is not None]
@@ -112,6 +110,18 @@ def _fields(data: bytes, file: str) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise ConfigurationError(f"{file}: expected fields such as `name:`, found a {_type_name(fields)}")
     return fields
+
+
+def _yaml_error(error: Any, data: bytes) -> str:
+    """Return the line and the reason of an error of YAML."""
+    mark, reason = error.problem_mark, error.problem or error.context
+    lines = data.decode("utf-8-sig").rstrip().splitlines()
+    if error.context_mark is not None and (mark is None or mark.line >= len(lines)):
+        # The line after the last is of no help.
+        mark, reason = error.context_mark, "the bracket or quote that begins here does not end"
+    elif mark is not None and lines[mark.line][mark.column : mark.column + 1] == "\t":
+        reason = "there is a tab; indent with spaces"
+    return f"{f', line {mark.line + 1}' if mark else ''}: this is not valid YAML: {reason}"
 
 
 @lru_cache(maxsize=1)
