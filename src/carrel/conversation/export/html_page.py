@@ -49,7 +49,7 @@ class Item:
     pinned: bool = False
     continued: bool = False
     """Whether the speaker is the same as before, so that the name is not repeated."""
-    parts: list["Part"] = field(default_factory=list)
+    parts: list["PagePart"] = field(default_factory=list)
     items: list["Item"] = field(default_factory=list)
     text: str = ""
     html: str = ""
@@ -213,7 +213,7 @@ def _facts(data: SessionData, entries: Sequence[Numbered], log: Sequence[Numbere
         "Messages": f"{message_count:,}",
         "Tokens": f"{tokens:,}" if tokens else "",
         "Tags": ", ".join(map(str, session.get("tags") or [])),
-        "Forked from" if session.get("forked_at_seq") else "Part of": parent,
+        "Forked from" if session.get("forked_at_seq") else "PagePart of": parent,
         "Archived": readable_time(session.get("archived_at")),
         "Session": session.get("id"),
     }
@@ -290,11 +290,11 @@ class Call:
     output: str = ""
     for_model: str = ""
     """The text for the model, if it differs from the text for people."""
-    parts: list["Part"] = field(default_factory=list)
+    parts: list["PagePart"] = field(default_factory=list)
 
 
 @dataclass
-class Part:
+class PagePart:
     """One block; `kind` says which of the other fields are used."""
 
     kind: str
@@ -333,39 +333,39 @@ class Pairs:
         return id(result) in self._paired
 
 
-def _part(block: MessageBlock, pairs: Pairs) -> Part | None:
+def _part(block: MessageBlock, pairs: Pairs) -> PagePart | None:
     """The block as shown on the page; None if nothing is shown, as for a result that is shown with its call."""
     kind = block.get("type")
     match kind:
         case "text" | "thinking":
             text = str(block.get("text") or "")
-            return Part(kind, html=markdown_to_html(text)) if text.strip() else None
+            return PagePart(kind, html=markdown_to_html(text)) if text.strip() else None
         case "image" | "document":
             return _attachment(block)
         case "tool_use":
             call = _call(block)
             result = pairs.result_of(block)
-            return Part("call", call=_answered(call, result) if result is not None else call)
+            return PagePart("call", call=_answered(call, result) if result is not None else call)
         case "tool_result":
             if pairs.has_call(block):
                 return None
             call = Call(f"result of {single_line(block.get('tool_use_id') or 'an unknown call')}", "", [])
-            return Part("call", call=_answered(call, block))
+            return PagePart("call", call=_answered(call, block))
         case _:
             return _other(block)
 
 
-def _other(block: MessageBlock) -> Part:
+def _other(block: MessageBlock) -> PagePart:
     """A block that only its provider understands, with its name there."""
     kind, value = block.get("type"), block.get("value")
     if kind == "native" and isinstance(value, dict):
         kind = f"{value.get('type') or next(iter(value), 'native')} ({block.get('provider')})"
-    return Part("other", name=single_line(kind or "block"), text=indented_json(block))
+    return PagePart("other", name=single_line(kind or "block"), text=indented_json(block))
 
 
-def _attachment(block: MessageBlock) -> Part:
+def _attachment(block: MessageBlock) -> PagePart:
     found = attachment_of(block)
-    return Part(found.kind, href=found.href, name=found.name, detail=found.detail)
+    return PagePart(found.kind, href=found.href, name=found.name, detail=found.detail)
 
 
 def _call(block: MessageBlock) -> Call:
@@ -394,7 +394,7 @@ def _answered(call: Call, result: MessageBlock) -> Call:
         elif block.get("type") == "text":
             text = str(block.get("text") or "")
             if neutralize_control_chars(text) not in call.output:
-                call.parts.append(Part("text", html=markdown_to_html(text)))
+                call.parts.append(PagePart("text", html=markdown_to_html(text)))
         else:
             call.parts.append(_other(block))
     return call

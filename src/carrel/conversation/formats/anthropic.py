@@ -8,9 +8,9 @@ from typing import Any
 from carrel.conversation.formats.turns import (
     IMAGES,
     OPENING,
+    ArrangedTurn,
     Converted,
     IdMapper,
-    Turn,
     WireBlock,
     WireTurn,
     arguments_object,
@@ -76,7 +76,7 @@ def to_anthropic(messages: Sequence[ConversationMessage], *, system: str | None 
     return report
 
 
-def _stays(turns: list[Turn], place: int) -> bool:
+def _stays(turns: list[ArrangedTurn], place: int) -> bool:
     """Whether a system message came from the middle of an Anthropic request and may be sent there again."""
     before = turns[place - 1].role if place else None
     after = turns[place + 1].role if place + 1 < len(turns) else "assistant"
@@ -90,7 +90,7 @@ def _content(turn: WireTurn) -> str | list[dict[str, Any]]:
     return turn.content
 
 
-def _to_wire(turn: Turn, places: Places, report: Converted) -> WireTurn:
+def _to_wire(turn: ArrangedTurn, places: Places, report: Converted) -> WireTurn:
     role = "user" if turn.role == "results" else turn.role
     content: list[dict[str, Any]] = []
     moved: list[dict[str, Any]] = []

@@ -8,10 +8,10 @@ from typing import Any
 
 from carrel.conversation.formats.turns import (
     OPENING,
+    ArrangedTurn,
     Converted,
     IdMapper,
     Media,
-    Turn,
     WireBlock,
     WireTurn,
     arguments_object,
@@ -77,7 +77,7 @@ def _content(turn: WireTurn) -> dict[str, Any]:
     return {**role, "parts": turn.content, **rest(turn.native, "no_role")}
 
 
-def _to_wire(turn: Turn, report: Converted) -> WireTurn:
+def _to_wire(turn: ArrangedTurn, report: Converted) -> WireTurn:
     parts = [part for piece in turn.pieces for part in _part(piece, report)]
     if turn.role != "assistant":
         return WireTurn("user", parts, turn.native, turn.index)

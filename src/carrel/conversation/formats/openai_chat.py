@@ -6,9 +6,9 @@ from typing import Any
 
 from carrel.conversation.formats.turns import (
     TEXT_KINDS,
+    ArrangedTurn,
     Converted,
     IdMapper,
-    Turn,
     WireBlock,
     arguments_text,
     arrange_turns,
@@ -69,7 +69,7 @@ def _id_mapper() -> IdMapper:
     return IdMapper(ids=40, names=64)
 
 
-def _to_wire(turn: Turn, report: Converted) -> list[dict[str, Any]]:
+def _to_wire(turn: ArrangedTurn, report: Converted) -> list[dict[str, Any]]:
     match turn.role:
         case "assistant":
             return _assistant(turn, report)
@@ -87,7 +87,7 @@ def _is_message(piece: WireBlock) -> bool:
     return piece.kind == "native" and "role" in piece.block["value"]
 
 
-def _content(parts: list[dict[str, Any]], turn: Turn) -> str | list[dict[str, Any]]:
+def _content(parts: list[dict[str, Any]], turn: ArrangedTurn) -> str | list[dict[str, Any]]:
     """A single text as a plain string, unless it came as a list."""
     if len(parts) == 1 and set(parts[0]) == {"type", "text"} and not turn.native.get("parts"):
         return as_text(parts[0]["text"])
@@ -136,7 +136,7 @@ def _document(piece: WireBlock, report: Converted) -> list[dict[str, Any]]:
     ]
 
 
-def _results(turn: Turn, report: Converted) -> list[dict[str, Any]]:
+def _results(turn: ArrangedTurn, report: Converted) -> list[dict[str, Any]]:
     """A `tool` message for each result, then one user message with their images and documents."""
     wires: list[dict[str, Any]] = []
     moved: list[dict[str, Any]] = []
@@ -156,7 +156,7 @@ def _results(turn: Turn, report: Converted) -> list[dict[str, Any]]:
     return [*wires, {"role": "user", "content": moved}] if moved else wires
 
 
-def _assistant(turn: Turn, report: Converted) -> list[dict[str, Any]]:
+def _assistant(turn: ArrangedTurn, report: Converted) -> list[dict[str, Any]]:
     texts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     extra: dict[str, Any] = _strip_response_only_fields(rest(turn.native, *_MESSAGE_HINTS))

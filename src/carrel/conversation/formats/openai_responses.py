@@ -5,9 +5,9 @@ from typing import Any
 
 from carrel.conversation.formats.openai_chat import default_file_name, media_block, read_arguments
 from carrel.conversation.formats.turns import (
+    ArrangedTurn,
     Converted,
     IdMapper,
-    Turn,
     WireBlock,
     arguments_text,
     arrange_turns,
@@ -83,7 +83,7 @@ def to_openai_responses(messages: Sequence[ConversationMessage], *, system: str 
     return report
 
 
-def _settle_hosted_tools(turns: list[Turn], report: Converted) -> None:
+def _settle_hosted_tools(turns: list[ArrangedTurn], report: Converted) -> None:
     """Drop calls without an output and outputs without a call; list unanswered calls at the end.
 
     These are calls of tools that OpenAI defines and the caller runs."""
@@ -126,9 +126,9 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _runs(turns: list[Turn]) -> list[Turn]:
+def _runs(turns: list[ArrangedTurn]) -> list[ArrangedTurn]:
     """Join consecutive assistant turns: reasoning may be in the message before that of its item."""
-    runs: list[Turn] = []
+    runs: list[ArrangedTurn] = []
     for turn in turns:
         if runs and runs[-1].role == turn.role == "assistant":
             runs[-1].pieces += turn.pieces
@@ -137,7 +137,7 @@ def _runs(turns: list[Turn]) -> list[Turn]:
     return runs
 
 
-def _is_instructions(turn: Turn) -> bool:
+def _is_instructions(turn: ArrangedTurn) -> bool:
     """Whether a turn is one plain text; a system message that came as an item is sent as an item."""
     return turn.role == "system" and len(turn.pieces) == 1 and not turn.pieces[0].native and not turn.native
 
@@ -153,7 +153,7 @@ def _stored_reasoning(messages: Sequence[ConversationMessage]) -> dict[str, dict
     }
 
 
-def _items(turn: Turn, report: Converted) -> list[dict[str, Any]]:
+def _items(turn: ArrangedTurn, report: Converted) -> list[dict[str, Any]]:
     match turn.role:
         case "assistant":
             return _assistant(turn, report)
@@ -221,7 +221,7 @@ def _result(piece: WireBlock, report: Converted) -> dict[str, Any]:
     }
 
 
-def _assistant(turn: Turn, report: Converted) -> list[dict[str, Any]]:
+def _assistant(turn: ArrangedTurn, report: Converted) -> list[dict[str, Any]]:
     """The items in order; reasoning only with the item that it led to, and ids only with their reasoning."""
     items: list[dict[str, Any]] = []
     lost_reasoning = False

@@ -98,7 +98,7 @@ class WireBlock:
 
 
 @dataclass(eq=False)
-class Turn:
+class ArrangedTurn:
     """Consecutive blocks of one side; `results` are the results of the calls of the previous turn."""
 
     role: Literal["system", "user", "results", "assistant"]
@@ -198,7 +198,7 @@ def arrange_turns(
     report: Converted,
     *,
     lone: bool = False,
-) -> list[Turn]:
+) -> list[ArrangedTurn]:
     """Arrange messages as turns: results right after their calls, ids mapped, what cannot be sent reported.
 
     With `lone`, a single message is converted, so calls and results need not be paired."""
@@ -206,7 +206,7 @@ def arrange_turns(
     shapes = {turn.index: turn.native for turn in turns}
     results = _pair_results(turns, id_mapper, report, lone=lone)
     last = next((turn for turn in reversed(turns) if turn.pieces), None)
-    arranged: list[Turn] = []
+    arranged: list[ArrangedTurn] = []
     spoken = False
     for turn in turns:
         answers = results.get(id(turn), [])
@@ -216,14 +216,14 @@ def arrange_turns(
         spoken = spoken or turn.role != "system"
         sources = {piece.at[0] for piece in answers}
         source = sources.pop() if len(sources) == 1 else -1
-        results_turn = Turn("results", answers, source, shapes.get(source, {}))
+        results_turn = ArrangedTurn("results", answers, source, shapes.get(source, {}))
         # A lone user message with results and text has no turn with the calls before it: results still come first.
         ordered = [turn, results_turn] if turn.role == "assistant" else [results_turn, turn]
         arranged += [each for each in ordered if each.pieces]
     return arranged
 
 
-def _turns(messages: Sequence[ConversationMessage], provider: str, report: Converted) -> Iterator[Turn]:
+def _turns(messages: Sequence[ConversationMessage], provider: str, report: Converted) -> Iterator[ArrangedTurn]:
     for index, message in enumerate(messages):
         role = message.get("role") if isinstance(message, dict) else None
         if role not in ("system", "user", "assistant"):
@@ -239,12 +239,12 @@ def _turns(messages: Sequence[ConversationMessage], provider: str, report: Conve
         mine = maker in PROVIDER_NAMES[provider]
         if lost := sorted(set(shape) - FORM_FIELDS) if not mine else []:
             report.drop((index, None), "native", f"{', '.join(lost)}: kept by {maker}")
-        yield Turn(role, allowed, index, shape if mine else {})
+        yield ArrangedTurn(role, allowed, index, shape if mine else {})
 
 
-def _joined_calls(turns: list[Turn]) -> list[Turn]:
+def _joined_calls(turns: list[ArrangedTurn]) -> list[ArrangedTurn]:
     """Join consecutive assistant messages with calls into one turn; some logs have one line per parallel call."""
-    together: list[Turn] = []
+    together: list[ArrangedTurn] = []
     for turn in turns:
         before = together[-1] if together and together[-1].role == turn.role == "assistant" else None
         if before and any(piece.kind == "tool_use" for piece in before.pieces):
@@ -297,10 +297,10 @@ def _is_allowed(role: str, piece: WireBlock, report: Converted) -> bool:
 
 
 def _pair_results(
-    turns: list[Turn], id_mapper: IdMapper, report: Converted, *, lone: bool
+    turns: list[ArrangedTurn], id_mapper: IdMapper, report: Converted, *, lone: bool
 ) -> dict[int, list[WireBlock]]:
     """Take the results out of the user turns and return them by the `id()` of the assistant turn with their calls."""
-    open_calls: dict[str, list[tuple[Turn, WireBlock]]] = {}
+    open_calls: dict[str, list[tuple[ArrangedTurn, WireBlock]]] = {}
     results: dict[int, list[WireBlock]] = {}
     in_place = False
     for turn in turns:
@@ -341,7 +341,7 @@ def _assign_id(call: WireBlock, id_mapper: IdMapper, report: Converted) -> str:
     return original
 
 
-def _latest(calls: list[tuple[Turn, WireBlock]]) -> tuple[Turn, WireBlock] | None:
+def _latest(calls: list[tuple[ArrangedTurn, WireBlock]]) -> tuple[ArrangedTurn, WireBlock] | None:
     """Remove and return the first open call of the newest turn."""
     if not calls:
         return None
@@ -349,7 +349,7 @@ def _latest(calls: list[tuple[Turn, WireBlock]]) -> tuple[Turn, WireBlock] | Non
     return calls.pop(next(place for place, (turn, _) in enumerate(calls) if turn is newest))
 
 
-def _settle_calls(turn: Turn, answers: list[WireBlock], *, pending: bool, report: Converted) -> None:
+def _settle_calls(turn: ArrangedTurn, answers: list[WireBlock], *, pending: bool, report: Converted) -> None:
     """Drop calls without a result; list them as unanswered if they are at the end of the conversation."""
     answered = {id(piece.call) for piece in answers}
     waiting = [piece for piece in turn.pieces if piece.kind == "tool_use" and id(piece) not in answered]

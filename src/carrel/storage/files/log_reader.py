@@ -12,7 +12,7 @@ from typing import NamedTuple
 import orjson
 
 from carrel.storage.base import MAX_RECORD, Block
-from carrel.storage.files.paths import OpenFile, PathMapper, hidden_beside, read_error, read_range
+from carrel.storage.files.paths import FileHandle, PathMapper, hidden_beside, read_error, read_range
 
 READ_SIZE = 1024 * 1024
 """Bytes that are read from the file at a time."""
@@ -41,7 +41,7 @@ START = Position(0, 0)
 class LogSnapshot:
     """A log's file as it was when this was made."""
 
-    def __init__(self, path: str, fd: int, found: os.stat_result, file: OpenFile | None = None) -> None:
+    def __init__(self, path: str, fd: int, found: os.stat_result, file: FileHandle | None = None) -> None:
         self.path = path
         self.fd = fd
         self.inode = found.st_ino

@@ -36,7 +36,7 @@ from carrel.storage.files.objects import (
     sync_names,
     write_all,
 )
-from carrel.storage.files.paths import OpenFile, PathMapper, hidden_beside, write_error
+from carrel.storage.files.paths import FileHandle, PathMapper, hidden_beside, write_error
 
 _IN_LOOP = 256 * 1024
 """Bytes that may be written or counted at a time in the event loop's own thread."""
@@ -50,7 +50,7 @@ _PIECE = 64 * 1024
 _FLAGS = os.O_RDWR | os.O_APPEND
 
 
-class SyncedFile(OpenFile):
+class SyncedFile(FileHandle):
     """A file that is written here and can be synced."""
 
     __slots__ = ("has_durable_name", "path", "root")

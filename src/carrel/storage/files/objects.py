@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 
 from carrel.errors import KeyMissing, StorageError
 from carrel.storage.base import Expected, Guard, Missing, Stamp, guard_lost, is_expected
-from carrel.storage.files.paths import OpenFile, PathMapper, hidden_beside, read_range, stamp_of, write_error
+from carrel.storage.files.paths import FileHandle, PathMapper, hidden_beside, read_range, stamp_of, write_error
 
 PIECE = 1024 * 1024
 """Bytes that are read or copied at a time."""
@@ -123,7 +123,7 @@ class PendingObject:
             else:
                 _remove_abandoned(paths, self._folder)
             self.temp = f"{self._folder}/{_NEW}{os.urandom(8).hex()}"
-            self._file = OpenFile(create_file(self.temp, os.O_WRONLY))
+            self._file = FileHandle(create_file(self.temp, os.O_WRONLY))
         except FileNotFoundError:
             raise self._deleted() from None
         except OSError as error:

@@ -65,7 +65,7 @@ def stamp_of(found: os.stat_result) -> Stamp:
     return Stamp(found.st_size, found.st_mtime, hash((found.st_ino, found.st_mtime_ns, found.st_ctime_ns)))
 
 
-class OpenFile:
+class FileHandle:
     """A file descriptor that is closed when the last reference is gone, so never while a thread uses it."""
 
     __slots__ = ("fd",)
@@ -168,10 +168,10 @@ class PathMapper:
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    def open(self, key: str, checked: set[str] | None = None) -> tuple[OpenFile, os.stat_result] | None:
+    def open(self, key: str, checked: set[str] | None = None) -> tuple[FileHandle, os.stat_result] | None:
         """Open a regular file for reading, or return None if there is none."""
         try:
-            file = OpenFile(self._open_file(key, checked))
+            file = FileHandle(self._open_file(key, checked))
             found = os.fstat(file.fd)
         except OSError as error:
             if self.is_missing(error):
@@ -191,7 +191,7 @@ class PathMapper:
             raise self._leads_outside(key, path)
         return os.open(real, _READ_FLAGS)
 
-    def read(self, key: str, file: OpenFile, size: int) -> bytes:
+    def read(self, key: str, file: FileHandle, size: int) -> bytes:
         """Return the first `size` bytes of an open object."""
         try:
             return read_range(file.fd, 0, size)
