@@ -57,8 +57,8 @@ recipes:
   echo: {description: Print, params: {text: {default: hi}}}
 """
 DOUBLE = '''
-async def run(n: int, factor: float = 2.0, flag: bool = False, names: list = None, more: dict = None, label="x",
-              text: str = "", tools=None, skills=None, artifacts=None, workflows=None, deps=None):
+async def run(n: int, factor: float = 2.0, flag: bool = False, names: list = None, some: list[str] = None, more: dict = None,
+              label="x", text: str = "", tools=None, skills=None, artifacts=None, workflows=None, deps=None):
     """Multiply a number.
 
     At length."""
@@ -414,9 +414,7 @@ async def test_tools_of_the_settings(tmp_path: Path) -> None:
 SAY = {
     "name": "say",
     "description": "Print it",
-    "parameters": [
-        {"name": "text", "type": "string", "required": True, "default": None, "description": "What to print"}
-    ],
+    "parameters": [{"name": "text", "type": "str", "required": True, "default": None, "description": "What to print"}],
 }
 
 
@@ -483,12 +481,13 @@ async def test_workflows(session: Session) -> None:
     [double] = await session.list_skills()
     assert list(double) == ["name", "description", "parameters"]
     assert double["description"] == "Multiply a number."
-    assert [sorted(each) for each in double["parameters"]] == [sorted(PARAMETER_KEYS)] * 7
+    assert [sorted(each) for each in double["parameters"]] == [sorted(PARAMETER_KEYS)] * 8
     assert {each["name"]: each["type"] for each in double["parameters"]} == {
         "n": "integer",
         "factor": "number",
         "flag": "boolean",
         "names": "array",
+        "some": "string",
         "more": "object",
         "label": "string",
         "text": "string",
@@ -517,6 +516,7 @@ async def test_workflows_inside(session: Session) -> None:
     assert await value(session, "workflows.invoke('double', n=4, factor=3)") == 12
     assert await value(session, "skills is workflows")
     assert await value(session, "skills.list()[0].params['n']") == "integer"
+    assert await value(session, "skills.get('double').parameters[0].type") == "integer"
     assert await value(session, "skills.search('multiply', limit=1)[0]['params']['factor']") == "number"
     assert await value(session, "skills.create('one', 'def run():\\n    return 1', description='One').name") == "one"
     assert await value(session, "[skills.one(), skills.get('one').source, skills.get('none')]") == [

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import carrel.session.session
 from carrel import errors
 from carrel.compat.py_code_mode.deps import RuntimeDepsDisabledError, checked_package
-from carrel.compat.py_code_mode.skills import params_of
+from carrel.compat.py_code_mode.skills import inner_dict
 from carrel.compat.py_code_mode.tools import callables_of, tool_dict
 from carrel.compat.py_code_mode.types import ExecutionResult
 from carrel.execution import config
@@ -337,9 +337,9 @@ class _Handlers(CallHandlers):
         answer = await super().call_workflow(name, args, kwargs)
         verb = name.rpartition(".")[2]
         if verb in ("list", "search"):
-            return [{**each, "params": params_of(each)} for each in answer]
+            return list(map(inner_dict, answer))
         if verb in ("get", "create") and answer is not None:
-            return {**answer, "params": params_of(answer)}
+            return inner_dict(answer)
         return answer
 
     async def _recipe_for(self, name: str, kwargs: Mapping[str, Any]) -> str:

@@ -139,7 +139,7 @@ def workflow_dict(workflow: Mapping[str, Any]) -> dict[str, Any]:
     parameters = [
         {
             "name": each["name"],
-            "type": _WORDS.get(str(each["type"]).partition("[")[0], "string"),
+            "type": _WORDS.get(each["type"], "string"),
             "description": each["description"],
             "required": each["required"],
             "default": each["default"],
@@ -151,6 +151,8 @@ def workflow_dict(workflow: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "parameters": parameters}
 
 
-def params_of(workflow: Mapping[str, Any]) -> dict[str, str]:
-    """Return the description of each parameter, or else its type."""
-    return {each["name"]: each["description"] or each["type"] for each in workflow_dict(workflow)["parameters"]}
+def inner_dict(workflow: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a workflow as the running code gets it: with `params`, the description of each or else its type."""
+    shown = workflow_dict(workflow)
+    params = {each["name"]: each["description"] or each["type"] for each in shown["parameters"]}
+    return {**workflow, **shown, "params": params}

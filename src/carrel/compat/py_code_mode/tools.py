@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-_WORDS = {"str": "string", "bool": "boolean", "int": "integer", "float": "number", "list": "array", "dict": "object"}
+_WORDS = {"bool": "boolean", "int": "integer", "float": "number", "list": "array", "dict": "object"}
+"""The types of parameters as tool definitions name them; a text is `str`, as where they name none."""
 
 
 @dataclass
