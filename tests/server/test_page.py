@@ -229,6 +229,11 @@ async def test_actions_on_a_base_folder(page: httpx.AsyncClient) -> None:
     assert "see here" in (await page.get("/s/hostile/tree")).text
     forked = await page.post("/s/hostile/do/fork", data={"at": "3"})
     assert (await page.get(forked.headers["location"])).status_code == 200
+    fork = forked.headers["location"]
+    assert (await page.get(f"{fork}/rewind?to=2")).text.count("<li>") == 1
+    assert (await page.post(f"{fork}/do/rewind", data={"to": "2"})).status_code == 303
+    assert "Rewound to right after entry 2" in (await page.get(fork)).text
+    assert (await page.post(f"{fork}/do/rewind", data={"to": "x"})).status_code == 409
     assert (await page.post("/s/hostile/do/close")).status_code == 409, "no server runs here"
     assert (await page.post("/s/hostile/do/fly")).status_code == 404
 
@@ -279,6 +284,17 @@ def test_a_user_sees_and_changes_their_own_sessions(server: ServerProcess, clien
         assert "not_solved" in page.get(f"/s/{session}/verdicts").text
         with page.stream("GET", f"/s/{session}/events") as events:
             assert next(line for line in events.iter_lines() if line.startswith("data:")) is not None
+        page.post(f"/s/{session}/do/checkpoint", data={"text": "here"})
+        client.post(f"/sessions/{session}/conversation", json={"messages": [{"role": "user", "content": "too much"}]})
+        back = f"/s/{session}/rewind?to="
+        point = re.search(rf'href="{re.escape(back)}(\w+)"', page.get(f"/s/{session}/tree").text)
+        assert point is not None
+        assert "too much" in page.get(back + point[1]).text, "what would be undone"
+        assert page.get(back + "nowhere").status_code == 404
+        assert page.post(f"/s/{session}/do/rewind", data={"to": point[1]}).status_code == 303
+        messages = client.get(f"/sessions/{session}/conversation").json()["messages"]
+        assert [message["content"] for message in messages] == ["my question"]
+        assert "before the rewind" in page.get(f"/s/{session}/tree").text
         assert page.post(f"/s/{session}/do/close").status_code == 303
         assert client.get(f"/sessions/{session}").json()["status"] == "closed"
         assert "+x" in page.get(f"/s/{session}/files").text, "a closed session keeps its diff"

@@ -38,12 +38,20 @@ from carrel.server.hosted_session import (
 )
 from carrel.server.records import AnswerStore, RecordStore, now, session_id_from
 from carrel.server.settings import ServerSettings
-from carrel.session import Session, StorageBackend
+from carrel.session import Checkpoint, Session, StorageBackend
 from carrel.storage.base import Lock
 from carrel.tasks.dataset import Datasets
 from carrel.tasks.environment import prepare_sample
 from carrel.tasks.sample import Sample
-from carrel.wire.answers import ApprovalRecord, Interaction, SessionRecord, TracePage, WorkspaceDiff
+from carrel.wire.answers import (
+    ApprovalRecord,
+    CheckpointRecord,
+    Interaction,
+    RewoundSession,
+    SessionRecord,
+    TracePage,
+    WorkspaceDiff,
+)
 from carrel.wire.requests import AnswerApproval, CreateSession, ForkSession, RunCommand
 from carrel.wire.verification import ErrorInfo, Job
 
@@ -291,6 +299,25 @@ class SessionManager:
         self._supervise(fork)
         return fork.record
 
+    async def checkpoints(self, user: str, session_id: str) -> list[CheckpointRecord]:
+        """Return the checkpoints of a live session, oldest first."""
+        points = (await self.hosted(user, session_id)).workspace().session.checkpoints()
+        return list(map(checkpoint_record, points))
+
+    async def checkpoint(self, user: str, session_id: str, label: str) -> CheckpointRecord:
+        """Keep the conversation, variables and files of a session as they are now."""
+        hosted = await self.hosted(user, session_id)
+        point = checkpoint_record(await hosted.workspace().session.checkpoint(label))
+        await hosted.note("checkpoint", {"id": point.id, "label": point.label, "messages": point.messages})
+        return point
+
+    async def rewind(self, user: str, session_id: str, to: str | int) -> RewoundSession:
+        """Return a session to a checkpoint in conversation, variables and files; running commands end."""
+        hosted = await self.hosted(user, session_id)
+        point = checkpoint_record(await hosted.workspace().session.rewind(to))
+        await hosted.note("rewind", {"id": point.id, "label": point.label, "messages": point.messages})
+        return RewoundSession(**hosted.record.model_dump(), checkpoint=point)
+
     # --- finding sessions and what is in them -----------------------------------------------------------------------
 
     async def get(self, user: str, session_id: str) -> SessionRecord:
@@ -434,6 +461,11 @@ class SessionManager:
         record = await hosted.close("closed" if closed else "terminated", reason)
         self._hosted.pop(record.session_id, None)
         return record
+
+
+def checkpoint_record(point: Checkpoint) -> CheckpointRecord:
+    """Return a checkpoint as an answer."""
+    return CheckpointRecord(id=point.id, label=point.label, messages=point.message_count, made_at=point.created_at)
 
 
 def _refuse_ending(hosted: HostedSession) -> None:

@@ -25,7 +25,7 @@ from carrel.server.dependencies import (
 )
 from carrel.server.event_stream import session_stream
 from carrel.server.records import now
-from carrel.session import Checkpoint
+from carrel.server.session_manager import checkpoint_record
 from carrel.text import json_bytes
 from carrel.wire.answers import (
     CheckpointList,
@@ -131,17 +131,13 @@ async def create_checkpoint(
     manager: ManagerDep, user: UserDep, session_id: str, request: CreateCheckpoint | None = None
 ) -> CheckpointRecord:
     """Keep the conversation, variables and files as they are now, to return to."""
-    hosted = await manager.hosted(user, session_id)
-    point = await hosted.workspace().session.checkpoint(request.label if request is not None else "")
-    await hosted.note("checkpoint", {"id": point.id, "label": point.label, "messages": point.message_count})
-    return _checkpoint_record(point)
+    return await manager.checkpoint(user, session_id, request.label if request is not None else "")
 
 
 @router.get("/sessions/{session_id}/checkpoints", tags=["sessions"])
 async def get_checkpoints(manager: ManagerDep, user: UserDep, session_id: str) -> CheckpointList:
     """The checkpoints of a session, oldest first."""
-    hosted = await manager.hosted(user, session_id)
-    return CheckpointList(checkpoints=list(map(_checkpoint_record, hosted.workspace().session.checkpoints())))
+    return CheckpointList(checkpoints=await manager.checkpoints(user, session_id))
 
 
 @router.delete("/sessions/{session_id}/checkpoints/{checkpoint_id}", tags=["sessions"])
@@ -150,20 +146,13 @@ async def delete_checkpoint(
 ) -> CheckpointRecord:
     """Remove a checkpoint."""
     session = (await manager.hosted(user, session_id)).workspace().session
-    return _checkpoint_record(await session.drop_checkpoint(checkpoint_id))
+    return checkpoint_record(await session.drop_checkpoint(checkpoint_id))
 
 
 @router.post("/sessions/{session_id}/rewind", tags=["sessions"])
 async def rewind_session(manager: ManagerDep, user: UserDep, session_id: str, request: RewindSession) -> RewoundSession:
     """Return to a checkpoint in conversation, variables and files; running commands end."""
-    hosted = await manager.hosted(user, session_id)
-    point = await hosted.workspace().session.rewind(request.to)
-    await hosted.note("rewind", {"id": point.id, "label": point.label, "messages": point.message_count})
-    return RewoundSession(**with_duration(hosted.record).model_dump(), checkpoint=_checkpoint_record(point))
-
-
-def _checkpoint_record(point: Checkpoint) -> CheckpointRecord:
-    return CheckpointRecord(id=point.id, label=point.label, messages=point.message_count, made_at=point.created_at)
+    return await manager.rewind(user, session_id, request.to)
 
 
 # --- verification ---------------------------------------------------------------------------------------------------

@@ -21,12 +21,12 @@ from carrel.conversation.export.html_page import items_of, templates
 from carrel.errors import ApprovalNotFound, CarrelError, ResultsRefused, SessionNotFound
 from carrel.server.session_manager import SessionManager
 from carrel.server.web.archive import MAX_COMPARED, Archive, Runs, SessionView, differing_entries
-from carrel.server.web.comparison import align_steps, compare_files, compare_tests
+from carrel.server.web.comparison import Step, align_steps, compare_files, compare_tests, step_of
 from carrel.server.web.login import COOKIE, Logins, Visitor, read_form, refuse_foreign
 from carrel.tasks import attempts_of, compare, summary_of
 from carrel.text import json_bytes, neutralize_control_chars, parse_time, readable_time, single_line
-from carrel.wire.answers import ApprovalRecord
-from carrel.wire.requests import AnswerApproval, ForkSession
+from carrel.wire.answers import ApprovalRecord, CheckpointRecord
+from carrel.wire.requests import MESSAGE_ROLES, AnswerApproval, ForkSession
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -86,6 +86,7 @@ class Pages:
             "/s/{id}/trace": self._trace,
             "/s/{id}/files": self._files,
             "/s/{id}/verdicts": self._verdicts,
+            "/s/{id}/rewind": self._confirm_rewind,
             "/s/{id}/export.html": self._export,
             "/s/{id}/events": self._events,
             "/compare": self._compare,
@@ -203,8 +204,31 @@ class Pages:
         family = [] if visitor.session else await archive.family(visitor.user, session.id)
         rows = [{"depth": depth, "session": row} for depth, row in family]
         labels = await archive.conversations.labels(session.id) if session.meta.get("message_count") else []
-        view = {"session": session, "tab": "tree", "rows": rows, "labels": labels}
-        return View("tree", view, {"session": session, "family": rows, "labels": labels})
+        points: list[CheckpointRecord] = []
+        if self._manager is not None and visitor.user is not None and session.state == "ready":
+            points = await self._manager.checkpoints(visitor.user, session.id)
+        data = {"session": session, "labels": labels, "checkpoints": points}
+        return View("tree", {**data, "tab": "tree", "rows": rows}, {**data, "family": rows})
+
+    async def _confirm_rewind(self, request: Request, visitor: Visitor) -> View:
+        """What would be undone: the messages after a checkpoint, or the entries after one of them."""
+        archive, session = await self._find(request, visitor)
+        to = request.query_params.get("to", "")
+        undone: list[Step] = []
+        if visitor.user is not None:
+            manager, user = self._acting(visitor)
+            point = next((each for each in await manager.checkpoints(user, session.id) if each.id == to), None)
+            if point is None:
+                raise HTTPException(404, f"there is no checkpoint {single_line(to)[:100]!r}")
+            data = await archive.conversations.load_session(session.id, repair=False)
+            messages = data["messages"] if data is not None else []
+            undone = [step_of(0, message) for message in messages[point.messages :]]
+        else:
+            after = _number(request, "to") or 0
+            steps = [step_of(*each) async for each in archive.entries(session.id) if each[0] > after]
+            undone = [step for step in steps if step.role in MESSAGE_ROLES]
+        view = {"session": session, "tab": "rewind", "to": to, "undone": undone}
+        return View("rewind", view, {"session": session, "to": to, "undone": undone})
 
     async def _trace(self, request: Request, visitor: Visitor) -> View:
         archive, session = await self._find(request, visitor)
@@ -330,6 +354,16 @@ class Pages:
         elif action == "fork":
             manager, user = self._acting(visitor)
             to = (await manager.fork(user, session.id, ForkSession())).session_id
+        elif action == "checkpoint":
+            manager, user = self._acting(visitor)
+            await manager.checkpoint(user, session.id, form.get("text", ""))
+        elif action == "rewind" and visitor.user is None:
+            await archive.conversations.append_rewind(session.id, to_seq=int(form.get("to", "")))
+        elif action == "rewind":
+            manager, user = self._acting(visitor)
+            # It makes the rewind itself something that can be undone.
+            await manager.checkpoint(user, session.id, "before the rewind")
+            await manager.rewind(user, session.id, form.get("to", ""))
         elif action == "interrupt":
             manager, user = self._acting(visitor)
             await (await manager.hosted(user, session.id)).executor().interrupt()
