@@ -58,7 +58,8 @@ recipes:
 """
 DOUBLE = '''
 async def run(n: int, factor: float = 2.0, flag: bool = False, names: list = None, some: list[str] = None,
-              more: dict = None, label="x", text: str = "", tools=None, skills=None, artifacts=None, workflows=None, deps=None):
+              more: dict = None, label="x", text: str = "",
+              tools=None, skills=None, artifacts=None, workflows=None, deps=None):
     """Multiply a number.
 
     At length."""
