@@ -1,10 +1,12 @@
 """The programs in examples/, run with the real SDKs and a scripted model."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jupyter_client.manager import start_new_kernel
 
 from carrel import (
     FileStorage,
@@ -30,8 +32,8 @@ ROOT = Path(__file__).parents[1]
 
 def test_each_example_is_on_the_page() -> None:
     page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
-    files = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
-    assert sorted(set(re.findall(r"\(\.\./examples/(\w+\.py)\)", page))) == files
+    files = sorted(path.name for path in (ROOT / "examples").glob("*.*"))
+    assert sorted(set(re.findall(r"\(\.\./examples/(\w+\.\w+)\)", page))) == files
 
 
 # --- a loop of one's own ----------------------------------------------------------------------------------------------
@@ -289,3 +291,40 @@ async def test_a_pydantic_ai_agent_writes_code() -> None:
         {"printed": "made\n", "value": "None"},
         {"printed": "", "value": "6"},
     ]
+
+
+# --- a notebook -------------------------------------------------------------------------------------------------------
+
+
+def run_cell(client: Any, source: str) -> dict[str, Any]:
+    """Run a cell in a kernel; return what it prints and the last value in all its forms."""
+    shown: dict[str, Any] = {"printed": ""}
+
+    def note(message: dict[str, Any]) -> None:
+        content = message["content"]
+        assert message["header"]["msg_type"] != "error", content["traceback"]
+        shown["printed"] += content.get("text", "")
+        shown.update(content.get("data", {}))
+
+    client.execute_interactive(source, timeout=60, output_hook=note)
+    return shown
+
+
+def test_the_notebook_in_a_jupyter_kernel() -> None:
+    notebook = json.loads((ROOT / "examples" / "notebook.ipynb").read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    manager, client = start_new_kernel()
+    try:
+        shown = [run_cell(client, "".join(cell["source"])) for cell in cells]
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel()
+    for cell, now in zip(cells, shown, strict=True):
+        stored: dict[str, Any] = {"printed": ""}
+        for output in cell["outputs"]:
+            stored["printed"] += "".join(output.get("text", ()))
+            stored |= output.get("data", {})
+        assert stored.keys() == now.keys()
+        assert stored["printed"] == now["printed"]
+    assert any("data:image/png;base64," in now.get("text/html", "") for now in shown)
+    assert "<td><pre>6.5</pre></td>" in shown[1]["text/html"]
