@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from carrel.errors import ConfigurationError, EnvironmentFailed, SetupFailed
+from carrel.errors import EnvironmentFailed, SetupFailed
 from carrel.tasks.environment import prepare_sample
 from carrel.tasks.sample import VerifySettings
 from carrel.tasks.verification.changes import Changes, changed_files
@@ -179,8 +179,6 @@ async def test_packages_that_cannot_be_installed_are_reported(tmp_path: Path, ca
 async def test_programs_that_this_machine_lacks_are_reported(tmp_path: Path, cache: Path) -> None:
     with pytest.raises(EnvironmentFailed, match="calc-1 needs no-such-program"):
         await prepare_sample(with_place(tmp_path, programs=["no-such-program"]), cache)
-    with pytest.raises(ConfigurationError, match="backend: container"):
-        await prepare_sample(with_place(tmp_path, backend="container"), cache)
 
 
 async def test_a_mode_a_link_and_a_deletion_are_carried_over(

@@ -150,7 +150,7 @@ def _recorded_sessions(agent: tasks.Agent, base: Path, cache: Path | None) -> ta
     """Sessions on this machine whose traces are kept in the base folder."""
 
     async def open_session(sample: Sample) -> carrel.Session:
-        executor = tasks.SampleExecutor(
+        executor = tasks.sample_executor(
             sample, cache or base / "cache", env=agent.env, network=agent.network, mounts=agent.mounts
         )
         session = carrel.Session(carrel.FileStorage(base), executor, on_error="skip")

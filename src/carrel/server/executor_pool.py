@@ -10,19 +10,20 @@ from typing import Any
 
 from carrel.errors import CarrelError
 from carrel.session import unavailable_handlers
-from carrel.tasks.environment import PreparedSample, SampleExecutor
+from carrel.tasks.environment import ContainerSampleExecutor, PreparedSample, SampleExecutor, sample_executor
 
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 300.0
 """After so long an executor that was not used is closed."""
+Started = SampleExecutor | ContainerSampleExecutor
 _REMEMBERED = 10_000
 """Samples of which it is remembered when they were last requested."""
 
 
-async def start_executor(prepared: PreparedSample) -> SampleExecutor:
+async def start_executor(prepared: PreparedSample) -> Started:
     """Start an executor on a private copy of the sample's workspace; a session takes it over later."""
-    executor = SampleExecutor(prepared.sample, prepared=prepared)
+    executor = sample_executor(prepared.sample, prepared=prepared)
     executor.handlers.update(unavailable_handlers())
     try:
         await executor.start()
@@ -40,16 +41,16 @@ class ExecutorPool:
     def __init__(self, max_executors: int) -> None:
         self._max = max_executors
         self._last_requests: OrderedDict[str, float] = OrderedDict()
-        self._ready: OrderedDict[str, tuple[SampleExecutor, asyncio.TimerHandle]] = OrderedDict()
+        self._ready: OrderedDict[str, tuple[Started, asyncio.TimerHandle]] = OrderedDict()
         self._starting: set[str] = set()
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    async def take(self, prepared: PreparedSample) -> SampleExecutor:
+    async def take(self, prepared: PreparedSample) -> Started:
         """Return a started executor that belongs to the caller from now on."""
         return self._take_ready(prepared) or await start_executor(prepared)
 
-    def _take_ready(self, prepared: PreparedSample) -> SampleExecutor | None:
+    def _take_ready(self, prepared: PreparedSample) -> Started | None:
         if self._max <= 0 or self._closed:
             return None
         name = _name(prepared)

@@ -251,7 +251,7 @@ class Session(SessionWorkspace):
         itself after `ttl_minutes`; None keeps it open."""
         check_ttl(ttl_minutes)
         sample = tasks.Datasets(datasets).get(dataset).sample(sample_id)
-        executor = tasks.SampleExecutor(sample, Path(cache).expanduser() if cache else None, sandbox=sandbox)
+        executor = tasks.sample_executor(sample, Path(cache).expanduser() if cache else None, sandbox=sandbox)
         seconds = None if ttl_minutes is None else ttl_minutes * 60
         return cls(storage or MemoryStorage(), executor, expires_after=seconds, **settings)
 
@@ -479,7 +479,7 @@ class Session(SessionWorkspace):
         Never raises for what was done in the workspace: the outcome says so. `keep` is a folder for the complete
         output. ConfigurationError when the session was not created from a sample."""
         executor = self.executor
-        if self.sample is None or not isinstance(executor, tasks.SampleExecutor):
+        if self.sample is None or not isinstance(executor, (tasks.SampleExecutor, tasks.ContainerSampleExecutor)):
             raise ConfigurationError(
                 "this session was not created from a sample, so it cannot be verified; use Session.for_sample"
             )

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from carrel.tasks.dataset import Datasets as Datasets
     from carrel.tasks.dataset_check import CheckResult as CheckResult
     from carrel.tasks.dataset_check import check as check
+    from carrel.tasks.environment import ContainerSampleExecutor as ContainerSampleExecutor
     from carrel.tasks.environment import PreparedSample as PreparedSample
     from carrel.tasks.environment import SampleExecutor as SampleExecutor
     from carrel.tasks.environment import default_cache as default_cache
@@ -52,7 +53,10 @@ if TYPE_CHECKING:
 _MODULES = {
     "dataset": "Dataset Datasets",
     "dataset_check": "CheckResult check",
-    "environment": "PreparedSample SampleExecutor default_cache prepare_sample open_executor",
+    "environment": (
+        "PreparedSample SampleExecutor ContainerSampleExecutor default_cache prepare_sample open_executor"
+        " sample_executor"
+    ),
     "file_cache": "Files Pruning Receipt prepared_files prune",
     "importers.git_commits": "import_history",
     "importers.swebench": "import_swebench",

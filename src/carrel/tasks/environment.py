@@ -7,16 +7,18 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from carrel.errors import ConfigurationError, EnvironmentFailed, SetupFailed
 from carrel.execution import temp_dirs
-from carrel.execution.config import Mount, SandboxMode, SubprocessConfig
+from carrel.execution.config import ContainerConfig, Mount, SandboxMode, SubprocessConfig
 from carrel.execution.connection import WorkerConnection
+from carrel.execution.container_executor import ContainerConnection, ContainerExecutor
 from carrel.execution.environments import Environment, locked
 from carrel.execution.executor import CommandResult, Handler
 from carrel.execution.packages import environment_for_all
@@ -65,9 +67,9 @@ class PreparedSample:
     """A sample whose files, packages and set-up are ready; an executor on it opens in milliseconds."""
 
     sample: Sample
-    config: SubprocessConfig
+    config: SubprocessConfig | ContainerConfig
     environment: Environment
-    """The Python environment that is first on PATH."""
+    """The Python environment that is first on PATH; for a container, that of this program."""
     files: Files
     output: str = ""
     """What the set-up commands printed when they ran."""
@@ -83,8 +85,8 @@ class PreparedSample:
     @property
     def python_folders(self) -> tuple[str, ...]:
         """The virtualenvs whose packages commands can import."""
-        own = () if self.config.home is None else (str(Path(self.config.home) / ".venv"),)
-        return (*self.environment.folders, *own)
+        home = self.config.home if isinstance(self.config, SubprocessConfig) else None
+        return (*self.environment.folders, *(() if home is None else (str(Path(home) / ".venv"),)))
 
 
 def default_cache() -> Path:
@@ -102,13 +104,10 @@ async def prepare_sample(
     cache = cache or default_cache()
     files = await prepared_files(sample, cache)
     wanted = sample.environment
-    if wanted.backend != "sandbox":
-        raise ConfigurationError(
-            f"{sample.sample_id}: its environment has backend: {wanted.backend}; samples are prepared and judged in "
-            "the sandbox only so far: write backend: sandbox"
-        )
     if missing := wanted.missing():
         raise EnvironmentFailed(f"{sample.sample_id} needs {', '.join(missing)}, which this machine does not have")
+    if wanted.image:
+        return PreparedSample(sample, _container_config(sample, files), Environment(sys.executable, ()), files)
     config = SubprocessConfig(
         default_timeout=None,
         sandbox=sandbox,
@@ -130,6 +129,39 @@ async def prepare_sample(
     return PreparedSample(sample, with_setup, python, files, layer.output, layer.lease)
 
 
+def _container_config(sample: Sample, files: Files) -> ContainerConfig:
+    """The engine is that of DOCKER_HOST, or Docker's own."""
+    wanted = sample.environment
+    return ContainerConfig(
+        default_timeout=None,
+        image=wanted.image,
+        network=wanted.network,
+        workspace=files.folder,
+        workspace_at=wanted.workdir,
+        env=dict(wanted.env),
+        limits=wanted.limits.limits(),
+        deps=tuple(wanted.deps),
+    )
+
+
+async def open_files(prepared: PreparedSample) -> SubprocessExecutor:
+    """A started sandbox on the sample's files, without its packages: for work on the files, such as `git apply`."""
+    config = SubprocessConfig(default_timeout=None, network=False, workspace=prepared.workspace)
+    if isinstance(prepared.config, SubprocessConfig):
+        config = replace(config, sandbox=prepared.config.sandbox, workspace_at=prepared.config.workspace_at)
+    executor = SubprocessExecutor(config)
+    await _start(executor)
+    return executor
+
+
+async def _start(executor: TaskExecutor) -> None:
+    try:
+        await executor.start()
+    except BaseException:
+        await executor.close()
+        raise
+
+
 async def open_executor(
     prepared: PreparedSample,
     *,
@@ -137,21 +169,25 @@ async def open_executor(
     network: bool | None = None,
     mounts: tuple[Mount, ...] = (),
     handlers: Mapping[str, Handler] | None = None,
-) -> SubprocessExecutor:
+) -> TaskExecutor:
     """A started executor on a private copy of the sample's workspace; close it after use."""
-    executor = SubprocessExecutor(_changed(prepared.config, env, network, mounts), handlers=dict(handlers or {}))
-    executor.holds = prepared
-    try:
-        await executor.start()
-    except BaseException:
-        await executor.close()
-        raise
+    config, answers = prepared.config, dict(handlers or {})
+    executor: TaskExecutor
+    if isinstance(config, ContainerConfig):
+        executor = ContainerExecutor(_changed(config, env, network, mounts), handlers=answers)
+    else:
+        executor = SubprocessExecutor(_changed(config, env, network, mounts), handlers=answers)
+        executor.holds = prepared
+    await _start(executor)
     return executor
 
 
+_Config = TypeVar("_Config", SubprocessConfig, ContainerConfig)
+
+
 def _changed(
-    config: SubprocessConfig, env: Mapping[str, str] | None, network: bool | None, mounts: tuple[Mount, ...]
-) -> SubprocessConfig:
+    config: _Config, env: Mapping[str, str] | None, network: bool | None, mounts: tuple[Mount, ...]
+) -> _Config:
     return replace(
         config,
         env={**config.env, **(env or {})},
@@ -177,9 +213,16 @@ class SampleExecutor(SubprocessExecutor):
         mounts: tuple[Mount, ...] = (),
         prepared: PreparedSample | None = None,
     ) -> None:
+        if sample.environment.image:
+            raise ConfigurationError(
+                f"{sample.sample_id} has an image; use sample_executor, which runs it in a container"
+            )
         self._options = (env, network, mounts)
         config = SubprocessConfig(default_timeout=None, sandbox=sandbox, network=sample.environment.network)
-        super().__init__(_changed(prepared.config if prepared is not None else config, *self._options))
+        if prepared is not None:
+            assert isinstance(prepared.config, SubprocessConfig)
+            config = prepared.config
+        super().__init__(_changed(config, *self._options))
         self.sample = sample
         self.cache = cache
         self.prepared = prepared
@@ -193,9 +236,61 @@ class SampleExecutor(SubprocessExecutor):
     async def _started(self) -> WorkerConnection[Any]:
         if self.prepared is None:
             self.prepared = await prepare_sample(self.sample, self.cache, sandbox=self.config.sandbox)
+            assert isinstance(self.prepared.config, SubprocessConfig)
             self.config = _changed(self.prepared.config, *self._options)
         self.holds = self.prepared
         return await super()._started()
+
+
+class ContainerSampleExecutor(ContainerExecutor):
+    """The same in a container, for a sample that has an image."""
+
+    def __init__(
+        self,
+        sample: Sample,
+        cache: Path | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        network: bool | None = None,
+        mounts: tuple[Mount, ...] = (),
+        prepared: PreparedSample | None = None,
+    ) -> None:
+        super().__init__(ContainerConfig(default_timeout=None, image=sample.environment.image))
+        self._options = (env, network, mounts)
+        self.sample = sample
+        self.cache = cache
+        self.prepared = prepared
+        """The prepared sample, once the executor has started."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was started, and its processes are alive."""
+        return self._connection is not None and self._connection.alive and self._connection.worker_alive
+
+    async def _open(self) -> ContainerConnection:
+        self.prepared = self.prepared or await prepare_sample(self.sample, self.cache)
+        assert isinstance(self.prepared.config, ContainerConfig)
+        self.config = _changed(self.prepared.config, *self._options)
+        return await super()._open()
+
+
+TaskExecutor = SubprocessExecutor | ContainerExecutor
+
+
+def sample_executor(
+    sample: Sample,
+    cache: Path | None = None,
+    *,
+    sandbox: SandboxMode | None = None,
+    env: Mapping[str, str] | None = None,
+    network: bool | None = None,
+    mounts: tuple[Mount, ...] = (),
+    prepared: PreparedSample | None = None,
+) -> SampleExecutor | ContainerSampleExecutor:
+    """An executor that prepares the sample when it starts: in a container if the sample has an image."""
+    if sample.environment.image:
+        return ContainerSampleExecutor(sample, cache, env=env, network=network, mounts=mounts, prepared=prepared)
+    return SampleExecutor(sample, cache, sandbox=sandbox, env=env, network=network, mounts=mounts, prepared=prepared)
 
 
 # --- set-up ---------------------------------------------------------------------------------------------------------

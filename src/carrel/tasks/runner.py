@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import fcntl
 import json
 import os
@@ -23,8 +22,7 @@ from pydantic import BaseModel, ValidationError
 from carrel.errors import CarrelError, ConfigurationError, EnvironmentFailed, ResultsRefused, WorkerLost
 from carrel.execution.config import Mount, is_seconds
 from carrel.execution.executor import CommandResult
-from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.tasks.environment import PreparedSample, open_executor, prepare_sample
+from carrel.tasks.environment import PreparedSample, TaskExecutor, open_executor, prepare_sample
 from carrel.tasks.sample import Sample
 from carrel.tasks.stats import Attempt, Summary, summarize
 from carrel.tasks.verification.verifier import infrastructure_failure, verify
@@ -37,8 +35,8 @@ AgentStatus = Literal["worked", "changed_nothing", "could_not_run"]
 RUN_FILE, RESULTS_FILE, AGENTS_FOLDER = "run.json", "results.jsonl", "agents"
 MAX_VARIABLE = 100_000
 """Bytes of a problem statement that fit into an environment variable."""
-_PIECE = 60_000
-"""Characters of a file that one shell command can carry."""
+_PIECE = 20_000
+"""Bytes of a file that one shell command can carry, each as up to four characters."""
 _STATEMENT, _BEGINNING, _TOKENS = "problem.md", "problem-beginning.md", "carrel-tokens"
 _NOT_FOUND_CODES = (126, 127)
 """Exit codes of a shell that could not run its command."""
@@ -91,7 +89,7 @@ OpenSession = Callable[[Sample], Awaitable[TaskSession]]
 class LocalTaskSession:
     """A session on this machine that has an executor and nothing else: no conversation, no tools."""
 
-    def __init__(self, prepared: PreparedSample, executor: SubprocessExecutor) -> None:
+    def __init__(self, prepared: PreparedSample, executor: TaskExecutor) -> None:
         self.id = uuid4().hex
         self._prepared = prepared
         self._executor = executor
@@ -196,16 +194,20 @@ class Agent:
 
 
 async def _write_file(session: TaskSession, name: str, content: bytes) -> None:
-    """Write to the home folder with shell commands, which local and remote sessions have."""
-    text, redirect = base64.b64encode(content).decode(), ">"
-    for start in range(0, max(len(text), 1), _PIECE):
-        piece = text[start : start + _PIECE]
-        done = await session.execute_command(f'printf %s {piece} | base64 -d {redirect} "$HOME/{name}"', timeout=60)
+    """Write to the home folder by the shell alone, which local and remote sessions have, also in any image."""
+    redirect = ">"
+    for start in range(0, max(len(content), 1), _PIECE):
+        piece = "".join(map(_for_printf, content[start : start + _PIECE]))
+        done = await session.execute_command(f"printf '{piece}' {redirect} \"$HOME/{name}\"", timeout=60)
         if done.exit_code:
             raise CarrelError(
                 f"the problem statement could not be written to the session: {done.stderr.strip()[-500:]}"
             )
         redirect = ">>"
+
+
+def _for_printf(byte: int) -> str:
+    return chr(byte) if (chr(byte).isascii() and chr(byte).isalnum()) or byte in b" .,_" else f"\\{byte:03o}"
 
 
 async def _tokens(session: TaskSession) -> int | None:

@@ -68,6 +68,8 @@ class SampleEnvironment(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     backend: Literal["sandbox", "container"] = "sandbox"
+    image: str = ""
+    """With `backend: container`, the image that sessions and verdicts run in; the files are copied to the workdir."""
     workdir: Annotated[str, AfterValidator(_is_workdir)] = "/workspace"
     """Where the sample's files are in the sandbox."""
     programs: list[str] = []
@@ -87,8 +89,18 @@ class SampleEnvironment(BaseModel):
     env: dict[str, str] = {}
     limits: SampleLimits = SampleLimits()
 
+    @model_validator(mode="after")
+    def _is_possible(self) -> SampleEnvironment:
+        if (self.backend == "container") != bool(self.image):
+            raise ValueError("backend: container needs an image, and only it: write both backend and image, or neither")
+        if self.image and (self.setup or self.python_version):
+            raise ValueError("setup and python_version are for the sandbox; build them into the image")
+        return self
+
     def missing(self) -> list[str]:
-        """The programs that this machine does not have."""
+        """The programs that this machine does not have; those of an image are not looked for."""
+        if self.image:
+            return []
         return [program for program in self.programs if shutil.which(program, path=SYSTEM_PATH) is None]
 
 

@@ -42,7 +42,7 @@ async def changed_files(executor: Executor, base: Path | None) -> tuple[list[Fil
     upper = await executor.upper(base) if base is not None and isinstance(executor, OverlayExecutor) else None
     if base is not None and upper is not None:
         return await _overlay_changes(executor, base, upper), upper.seen
-    now = None if base is None else await _list_workspace(executor)
+    now = None if base is None else await list_workspace(executor)
     if base is None or now is None:
         return await executor.changed_files(), {}
     before = sample_tree(base)
@@ -71,8 +71,10 @@ def sample_tree(folder: Path) -> Tree:
     return seen_below(folder)
 
 
-async def _list_workspace(executor: Executor) -> Tree | None:
-    """None when it cannot be listed: there is no GNU find, a name is not text, or the output is too long."""
+async def list_workspace(executor: Executor) -> Tree | None:
+    """The files and links in the workspace.
+
+    None when it cannot be listed: there is no GNU find, a name is not text, or the output is too long."""
     words = ["find", ".", "!", "-type", "d", "-printf", _FORMAT]
     done = await executor.exec(["sh", "-c", '"$@" && printf %s ' + _END, "sh", *words], timeout=300)
     lines = done.stdout.split("\0")

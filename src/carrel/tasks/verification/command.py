@@ -17,7 +17,7 @@ from carrel.execution.file_changes import Upper
 from carrel.guest.sandbox.spec import HOME
 from carrel.tasks.environment import PreparedSample
 from carrel.tasks.sample import Sample
-from carrel.tasks.verification.changes import OverlayExecutor
+from carrel.tasks.verification.changes import OverlayExecutor, list_workspace
 from carrel.tasks.verification.protected_files import START_FILES, Protection, SampleFolder
 from carrel.tasks.verification.recorder_log import (
     RECORDER_AT,
@@ -104,9 +104,10 @@ class FileGuard:
         found = WrittenFiles()
         now = await _overlay(executor, self.base)
         if now is None:
+            found.by_command.append("the workspace, which cannot be listed any more,")
             return found
         new = {path for path in steering if not self._existed(path)}
-        for path in sorted(now.seen.keys() | now.hidden | new):
+        for path in sorted(now.seen.keys() | self.before.seen.keys() | now.hidden | new):
             # `seen` has the time of the last change as the kernel sets it, which no program can set back.
             if path in new or (now.seen.get(path) != self.before.seen.get(path) and self._decides(path)):
                 self._add(found, path, self._may_be_of_command(path))
@@ -143,7 +144,11 @@ async def guard_files(executor: Executor, prepared: PreparedSample, protection: 
 
 
 async def _overlay(executor: Executor, base: SampleFolder) -> Upper | None:
-    return await executor.upper(base.folder) if isinstance(executor, OverlayExecutor) else None
+    """The files that differ from the sample's; in a container, all files, which serves the same purpose."""
+    if isinstance(executor, OverlayExecutor):
+        return await executor.upper(base.folder)
+    tree = await list_workspace(executor)
+    return None if tree is None else Upper(tree)
 
 
 async def _start_files(executor: Executor) -> str:
@@ -256,6 +261,8 @@ async def run_command(
         if written.by_code:
             doubt = _overwritten(written.by_code[0])
             run.problem = doubt
+        if guard is None and "container_isolation" in executor.supported_capabilities():
+            written.by_command.append("the workspace, which cannot be listed without GNU find,")
         run.integrity, run.remarks = assess(sample, run, logs, is_doubted=bool(doubt), written=written.by_command)
         if not _has_own_files(executor):
             await executor.exec(["rm", "-f", "--", report, marker_file, notes_file], timeout=60)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from carrel.execution.config import Mount
+from carrel.execution.container_executor import FOR_COMMANDS
 from carrel.execution.executor import Executor
 from carrel.tasks.sample import Sample
 from carrel.tasks.verification.protected_files import touched_by
@@ -87,10 +88,11 @@ def recorder_variables(
     `marker_file` has the marker of the lines that Python's recorders write, `notes_file` is what the others write to.
     """
     env, program = sample.environment.env, f"{at}/carrel_test_program.py"
+    packages = FOR_COMMANDS if sample.environment.image else ""
     machine = platform.machine().upper()
     return {
         "CARREL_RECORDER": marker_file,
-        "PYTHONPATH": ":".join([at, *filter(None, [env.get("PYTHONPATH", "")])]),
+        "PYTHONPATH": ":".join(filter(None, [at, env.get("PYTHONPATH", ""), packages])),
         "CARREL_RECORDER_FILES": manifest,
         "CARREL_RECORDER_NOTES": notes_file,
         "NODE_OPTIONS": f"{env.get('NODE_OPTIONS', '')} --require={at}/carrel_node.cjs".strip(),

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from carrel.errors import CarrelError, ConfigurationError, PlaceLost, ReportUnreadable, WorkerLost
 from carrel.execution import temp_dirs
 from carrel.execution.executor import Executor
-from carrel.tasks.environment import PreparedSample, open_executor, prepare_sample
+from carrel.tasks.environment import PreparedSample, open_executor, open_files, prepare_sample
 from carrel.tasks.sample import Sample, VerifierKind
 from carrel.tasks.verification.changes import (
     Change,
@@ -57,7 +57,9 @@ class Verifier:
                 raise PlaceLost(f"there is nothing to judge: {lost}")
             async with executor.still if isinstance(executor, OverlayExecutor) else nullcontext():
                 exclude = self._protection.protected_reason
-                changes = await read_changes(executor, exclude, self.prepared.workspace)
+                # An executor in a container has listed its files when it started, and compares with that.
+                base = None if self.sample.environment.image else self.prepared.workspace
+                changes = await read_changes(executor, exclude, base)
         except (CarrelError, OSError) as problem:
             return infrastructure_failure(self.sample, problem)
         result = await self.verify_changes(changes)
@@ -151,10 +153,10 @@ class Verifier:
         executor: Executor | None = None
         base = self.prepared.workspace
         try:
+            files.chmod(0o755)  # In a container the tests run as another user.
             executor = await open_executor(self.prepared, mounts=recorder_mounts(self.sample, files, base))
             try:
-                await apply_changes(source, executor, self._base)
-                await apply_patch(executor, self.sample.test_patch, "the sample's test_patch")
+                await self._apply(source, executor)
             except WorkerLost as problem:
                 raise CarrelError(f"the sandbox ended before the tests started: {problem}") from None
             changed = [change.path for change in source.entries]
@@ -165,6 +167,23 @@ class Verifier:
             if executor is not None:
                 await executor.close()
             await asyncio.to_thread(temp_dirs.remove, files)
+
+    async def _apply(self, source: Changes, executor: Executor) -> None:
+        """Apply the changes and the test patch to a new workspace; an image need not have git."""
+        if self.sample.environment.image and self.sample.test_patch.strip():
+            files = await open_files(self.prepared)
+            try:
+                await self._apply_in_place(source, files)
+                source = await read_changes(files, base=self.prepared.workspace)
+            finally:
+                await files.close()
+            await apply_changes(source, executor, self._base)
+        else:
+            await self._apply_in_place(source, executor)
+
+    async def _apply_in_place(self, source: Changes, executor: Executor) -> None:
+        await apply_changes(source, executor, self._base)
+        await apply_patch(executor, self.sample.test_patch, "the sample's test_patch")
 
 
 async def verify(
@@ -228,7 +247,7 @@ async def changes_of_patch(prepared: PreparedSample, patch: str) -> Changes:
     """The changes that a patch makes to the sample's files; PatchRefused when it does not apply."""
     if not patch.strip():
         return Changes()
-    executor = await open_executor(prepared, network=False)
+    executor = await open_files(prepared)
     try:
         await apply_patch(executor, patch, "the patch")
         return await read_changes(executor, base=prepared.workspace)

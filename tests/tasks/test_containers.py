@@ -1,0 +1,185 @@
+"""Samples in containers of a real Docker engine: sessions, verdicts and runs, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carrel import Client
+from carrel.cli import task as task_commands
+from carrel.errors import SandboxUnavailable
+from carrel.execution.docker_engine import connect
+from carrel.session import Session
+from carrel.tasks.environment import TaskExecutor, open_executor, prepare_sample
+from carrel.tasks.runner import Agent, local_sessions, run_samples
+from carrel.tasks.sample import WIRE_FIELDS, Sample, SampleEnvironment
+from carrel.tasks.verification.changes import Changes
+from carrel.tasks.verification.verifier import grade, grade_patch, verify
+from tests.support import attacks
+from tests.support.attacks import SourceAttack
+from tests.support.real_docker import IMAGE
+from tests.support.samples import ADD, COMMAND, GOLD, ONE, PYTEST_ENV, SOLVE, calc
+from tests.support.server_process import ServerProcess
+
+IN_IMAGE: dict[str, Any] = {"backend": "container", "image": IMAGE, "env": PYTEST_ENV}
+NEW_TEST = """--- a/tests/test_calc.py
++++ b/tests/test_calc.py
+@@ -7,3 +7,7 @@ def test_add():
+
+ def test_one():
+     assert one() == 1
++
++
++def test_more():
++    assert add(2, 2) == 4
+"""
+
+
+def containers(address: str) -> list[str]:
+    """Those of this process; the engine may be shared with others."""
+    label = f"carrel.host={os.uname().nodename}:{os.getpid()}"
+    return [each["Id"] for each in connect(address)._api.containers(all=True, filters={"label": label})]
+
+
+@pytest.fixture(autouse=True)
+def engine(docker_engine: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("DOCKER_HOST", docker_engine)
+    return docker_engine
+
+
+@pytest.fixture
+async def executor(tmp_path: Path, cache: Path) -> AsyncIterator[TaskExecutor]:
+    sample = calc(tmp_path / "calc", environment=IN_IMAGE)
+    executor = await open_executor(await prepare_sample(sample, cache))
+    yield executor
+    await executor.close()
+
+
+async def test_work_in_a_container_is_judged_in_another(tmp_path: Path, cache: Path, engine: str) -> None:
+    more = {"test_patch": NEW_TEST, "fail_to_pass": [ADD, "tests/test_calc.py::test_more"], "pass_to_pass": [ONE]}
+    sample = calc(tmp_path / "calc", environment=IN_IMAGE, **more)
+    prepared = await prepare_sample(sample, cache)
+    executor = await open_executor(prepared)
+    try:
+        before = await verify(sample, executor, prepared=prepared)
+        assert (before.outcome, before.integrity) == ("not_solved", "clean"), before
+        await executor.exec(f"{SOLVE}; echo 'raise SystemExit' > tests/test_calc.py; touch /tmp/left; sleep 99 &")
+        result = await verify(sample, executor, prepared=prepared)
+        assert (result.outcome, result.integrity, result.carried_over) == ("solved", "clean", ["calc.py"]), result
+        assert result.left_out == {"tests/test_calc.py": "a file of the hidden tests"}
+        assert len(containers(engine)) == 1
+    finally:
+        await executor.close()
+    assert (await grade_patch(sample, GOLD, cache=cache)).outcome == "solved"
+    assert (await grade(sample, Changes(), cache=cache)).outcome == "not_solved"
+    assert containers(engine) == []
+
+
+ATTACKS = [*attacks.on_pytest()[:4], *attacks.on_test_files()[:2], *attacks.on_tests_in_memory()[:3]]
+
+
+@pytest.mark.parametrize("attack", [*ATTACKS, *attacks.on_file_names()[:1]], ids=str)
+async def test_source_that_deceives_its_runner(attack: SourceAttack, tmp_path: Path, cache: Path) -> None:
+    given = attack.sample(tmp_path / "calc")
+    sample = given.model_copy(update={"environment": SampleEnvironment(**IN_IMAGE)})
+    prepared = await prepare_sample(sample, cache)
+    executor = await open_executor(prepared)
+    try:
+        await executor.exec(f"cat >> calc.py <<'END'\n{attack.source}\nEND\n")
+        result = await verify(sample, executor, prepared=prepared)
+    finally:
+        await executor.close()
+    assert (result.outcome, result.score, result.integrity) == ("tests_did_not_run", 0, "suspicious"), result
+
+
+async def test_processes_that_are_stopped_from_inside_end_in_time(tmp_path: Path, cache: Path, engine: str) -> None:
+    sample = calc(tmp_path / "calc", environment=IN_IMAGE, verify={"command": COMMAND, "timeout": 5})
+    prepared = await prepare_sample(sample, cache)
+    executor = await open_executor(prepared)
+    try:
+        await executor.write_file("calc.py", "import os, signal, time\nos.kill(-1, signal.SIGSTOP)\ntime.sleep(600)\n")
+        result = await asyncio.wait_for(verify(sample, executor, prepared=prepared), 120)
+    finally:
+        await executor.close()
+    assert result.outcome in ("tests_did_not_run", "not_solved"), result
+    assert containers(engine) == []
+
+
+async def test_a_run_and_a_session(tmp_path: Path, cache: Path) -> None:
+    sample = calc(tmp_path / "calc", environment=IN_IMAGE)
+    agent = Agent(command=SOLVE)
+    total = await run_samples([sample], agent, local_sessions(agent, cache), tmp_path / "run")
+    assert (total.solved, total.attempts) == (1, 1), (tmp_path / "run" / "results.jsonl").read_text()
+    session = await task_commands._recorded_sessions(agent, tmp_path / "base", cache)(sample)
+    try:
+        assert isinstance(session, Session)
+        assert (await session.run("2 + 2")).value == 4
+        await session.execute_command(SOLVE)
+        assert (await session.verify()).outcome == "solved"
+    finally:
+        await session.close()
+
+
+def test_a_server_with_samples_in_containers(tmp_path: Path, engine: str) -> None:
+    sample = calc(tmp_path / "datasets" / "mine" / "files" / "calc", environment=IN_IMAGE)
+    fields = sample.model_dump(mode="json", include={"sample_id", "environment", "verify", *WIRE_FIELDS})
+    (tmp_path / "datasets" / "mine" / "samples.jsonl").write_text(
+        json.dumps({**fields, "dataset": "", "created_at": None, "files": "files/calc"}) + "\n"
+    )
+    server = ServerProcess(tmp_path / "server", "--datasets", tmp_path / "datasets", env={"DOCKER_HOST": engine})
+    try:
+        server.start()
+        client = Client(base_url=server.url, api_key=server.key)
+        for _ in range(2):
+            session = client.sessions.create(dataset="mine", sample_id="calc-1")
+            assert session.status == "ready", session
+            done = client.sessions.execute_command(session_id=session.session_id, command=f"{SOLVE}; ls")
+            assert done.stdout.split() == ["calc.py", "tests"]
+            job = client.sessions.verify.start(session_id=session.session_id)
+            assert job.result is not None
+            assert (job.result.is_success, job.result.integrity) == (True, "clean"), job
+            client.sessions.close(session_id=session.session_id)
+    finally:
+        assert server.stop() == 0
+
+
+async def test_an_image_that_is_missing(tmp_path: Path, cache: Path) -> None:
+    sample = calc(tmp_path / "calc", environment={**IN_IMAGE, "image": "no-such-image:1"})
+    with pytest.raises(SandboxUnavailable, match="the image no-such-image:1 is not on the engine"):
+        await open_executor(await prepare_sample(sample, cache))
+    result = await grade_patch(sample, GOLD, cache=cache)
+    assert result.outcome == "infrastructure_failed"
+    assert "no-such-image:1" in result.evidence[0]
+
+
+async def test_no_engine(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    sample = calc(tmp_path / "calc", environment=IN_IMAGE)
+    result = await grade_patch(sample, GOLD, cache=cache)
+    assert (result.outcome, result.is_success) == ("infrastructure_failed", False), result
+
+
+@pytest.mark.parametrize(
+    ("environment", "complaint"),
+    [
+        ({"backend": "container"}, "backend: container needs an image"),
+        ({"image": "x"}, "backend: container needs an image"),
+        ({"backend": "container", "image": "x", "setup": ["make"]}, "build them into the image"),
+    ],
+)
+def test_settings_that_do_not_fit(environment: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        Sample(sample_id="a", environment=environment)  # type: ignore[arg-type]
+
+
+async def test_engine_is_asked_for_nothing_of_the_host(executor: TaskExecutor, engine: str) -> None:
+    (container,) = containers(engine)
+    mounts = connect(engine)._api.inspect_container(container)["Mounts"]
+    assert [mount["Type"] for mount in mounts if mount["Type"] == "bind"] == []
+    assert (await executor.exec("git --version; ls")).stdout.split() == ["calc.py", "tests"]
