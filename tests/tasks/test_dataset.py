@@ -43,7 +43,10 @@ environment:
   {backend: sandbox, workdir: /workspace, deps: [pytest], setup: [make], env: {A: one, B: two}, limits: {memory: 1GiB}}
 verify: {command: "python -m pytest -q --junitxml={report}", timeout: 300, retries: 0}
 """
-    own = {"environment": {"deps": ["tox"], "env": {"B": "three"}, "limits": {"cpus": 2}}, "verify": {"retries": 2}}
+    own = {
+        "environment": {"deps": ["tox"], "env": {"B": "three"}, "limits": {"cpus": 2, "disk": None}},
+        "verify": {"retries": 2},
+    }
     dataset = Dataset.load(written(tmp_path / "d", {"sample_id": "a"}, {"sample_id": "b", **own}, settings=settings))
     a, b = dataset.samples
     assert (a.environment.deps, a.environment.env) == (["pytest"], {"A": "one", "B": "two"})

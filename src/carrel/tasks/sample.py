@@ -33,7 +33,7 @@ def _bytes(given: Any) -> Any:
     return size_in_bytes(given) if isinstance(given, str) else given
 
 
-Size = Annotated[int | None, BeforeValidator(_bytes), Field(gt=0)]
+Size = Annotated[int, BeforeValidator(_bytes), Field(gt=0)] | None
 PlainName = Annotated[str, AfterValidator(plain_name)]
 
 
