@@ -49,8 +49,9 @@ class NearestVectors(Generic[Key]):
             table = numpy.frombuffer(b"".join(packed), numpy.int8).reshape(-1, dimensions).astype(numpy.float32)
             table /= numpy.maximum(numpy.linalg.norm(table, axis=1, keepdims=True), 1e-12)
             self._center: Any = table.sum(axis=0) * numpy.float32(weight)
-            table -= self._center
-            table /= numpy.maximum(numpy.linalg.norm(table, axis=1, keepdims=True), 1e-12)
+            if centered:
+                table -= self._center
+                table /= numpy.maximum(numpy.linalg.norm(table, axis=1, keepdims=True), 1e-12)
             self._table: Any = table
         else:
             rows = [_unit(memoryview(row).cast("b").tolist()) for row in packed]
@@ -62,13 +63,18 @@ class NearestVectors(Generic[Key]):
         if not self._keys or not any(vector):
             return []
         query = _unit(_difference(vector, self._center))
-        if self._numpy is not None:
-            # `@` would start OpenBLAS's threads for half a millisecond, and wait for them on a busy machine.
-            cosines = self._numpy.einsum("ij,j->i", self._table, self._numpy.array(query, dtype="float32")).tolist()
-        else:
+        if self._numpy is None:
             cosines = [sum(map(mul, row, query)) for row in self._table]
-        near = [(key, cosine) for key, cosine in zip(self._keys, cosines, strict=True) if cosine >= min_cosine]
-        return sorted(near, key=lambda item: -item[1])[:count]
+            rows = [row for row, cosine in enumerate(cosines) if cosine >= min_cosine]
+        else:
+            # `@` would start OpenBLAS's threads for half a millisecond, and wait for them on a busy machine.
+            cosines = self._numpy.einsum("ij,j->i", self._table, self._numpy.array(query, dtype="float32"))
+            found = self._numpy.flatnonzero(cosines >= min_cosine)
+            if len(found) > count:
+                found = found[self._numpy.argpartition(-cosines[found], count)[:count]]
+            rows = found.tolist()
+        near = [(-float(cosines[row]), row) for row in rows]
+        return [(self._keys[row], -negative) for negative, row in sorted(near)[:count]]
 
 
 def _unit(vector: Sequence[float]) -> list[float]:

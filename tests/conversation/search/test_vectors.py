@@ -2,7 +2,7 @@
 
 import pytest
 
-from carrel.conversation.search.indexer import PlainSessionVectors, SessionVectors
+from carrel.conversation.search.indexer import SessionVectors
 from carrel.embedding import Embedder, WordVectors, pack_vectors
 from carrel.storage.text_index import DocumentRef
 
@@ -20,10 +20,9 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("table_class", [SessionVectors, PlainSessionVectors])
-def test_packed_vectors_keep_their_direction(embedder: Embedder, table_class: type[SessionVectors]) -> None:
+def test_packed_vectors_keep_their_direction(embedder: Embedder) -> None:
     vectors = embedder.embed(TEXTS)
-    table = table_class(embedder.dimensions)
+    table = SessionVectors(embedder.dimensions)
     packed = pack_vectors(vectors, embedder.dimensions)
     table.load([(DocumentRef("s", number), vector) for number, vector in enumerate(packed)])
     for number, vector in enumerate(vectors):
@@ -32,11 +31,8 @@ def test_packed_vectors_keep_their_direction(embedder: Embedder, table_class: ty
         assert cosine > 0.9995
 
 
-@pytest.mark.parametrize("table_class", [SessionVectors, PlainSessionVectors])
-def test_the_nearest_vectors_come_first_and_deleted_ones_are_gone(
-    embedder: Embedder, table_class: type[SessionVectors]
-) -> None:
-    table = table_class(embedder.dimensions)
+def test_the_nearest_vectors_come_first_and_deleted_ones_are_gone(embedder: Embedder) -> None:
+    table = SessionVectors(embedder.dimensions)
     query = embedder.embed(["baking bread"])[0]
     assert table.nearest(query, 5, -1.0) == []
     table.load([])

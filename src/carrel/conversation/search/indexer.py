@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from carrel.conversation.log_reader import SessionLogReader
@@ -30,7 +29,7 @@ _OUTPUTS_AT_ONCE = 16
 _LOCK_POLL = 0.02
 _ATTEMPTS = 3
 _PASSES = 10
-_TABLE_GROWTH = 1.5
+_MOST_CHANGED = 1000
 
 
 class _StoredSession(NamedTuple):
@@ -46,7 +45,7 @@ class SessionIndexer:
 
     def __init__(self, store: Store, prefix: str, index: TextIndex, embedder: Embedder | None) -> None:
         self.sessions: dict[str, IndexedSession] = {}
-        self.vectors = session_vectors(embedder.dimensions) if embedder is not None else None
+        self.vectors = SessionVectors(embedder.dimensions) if embedder is not None else None
         self._store = store
         self._prefix = prefix
         self._index = index
@@ -351,103 +350,51 @@ class _BatchPipeline:
 
 
 class SessionVectors:
-    """Unit vectors in memory and a search for the nearest; safe to use from any thread."""
+    """The packed vectors of all sessions and a search for the nearest; safe to use from any thread.
+
+    A table of vectors can only be built whole, so new ones are searched apart until they are many."""
 
     def __init__(self, dimensions: int) -> None:
         self._dimensions = dimensions
         self._mutex = threading.Lock()
-        self._rows: dict[DocumentRef, int] = {}
-        self._refs: list[DocumentRef] = []
-        self._table: Any = None
+        self._packed: dict[DocumentRef, bytes] | None = None
+        self._table: NearestVectors[DocumentRef] | None = None
+        self._changed: set[DocumentRef] = set()
+        """What was set or deleted since the table was built."""
 
     def load(self, vectors: Sequence[tuple[DocumentRef, bytes]]) -> None:
         """Replace all vectors."""
         with self._mutex:
-            self._refs = [ref for ref, _ in vectors]
-            self._rows = {ref: row for row, ref in enumerate(self._refs)}
-            self._table = self._unpack(b"".join([vector for _, vector in vectors]))
+            self._packed, self._table, self._changed = dict(vectors), None, set()
 
     def update(self, source: str, vectors: Mapping[int, bytes | None], *, replace: bool = False) -> None:
         """Set vectors of a source, or delete those that are None; with `replace`, first delete all it has."""
         with self._mutex:
-            if self._table is None:
+            if self._packed is None:
                 return
-            import numpy  # noqa: PLC0415 - only searching by meaning needs it
-
-            deleted = [ref for ref in self._rows if ref.source == source] if replace else []
-            deleted += [DocumentRef(source, number) for number, vector in vectors.items() if vector is None]
-            for ref in deleted:
-                if (row := self._rows.pop(ref, None)) is not None:
-                    self._table[row] = 0
-            for number, vector in vectors.items():
+            changed = {DocumentRef(source, number): vector for number, vector in vectors.items()}
+            for ref in [ref for ref in self._packed if ref.source == source] if replace else ():
+                changed.setdefault(ref, None)
+            for ref, vector in changed.items():
                 if vector is None:
-                    continue
-                ref = DocumentRef(source, number)
-                row = self._rows.setdefault(ref, len(self._refs))
-                if row == len(self._refs):
-                    self._refs.append(ref)
-                if row >= len(self._table):
-                    larger = numpy.zeros((int(row * _TABLE_GROWTH) + 64, self._dimensions), dtype=numpy.float32)
-                    larger[: len(self._table)] = self._table
-                    self._table = larger
-                self._table[row] = self._unpack(vector)[0]
-
-    def _unpack(self, vectors: bytes) -> Any:
-        import numpy  # noqa: PLC0415
-
-        table = numpy.frombuffer(vectors, dtype=numpy.int8).astype(numpy.float32).reshape(-1, self._dimensions)
-        lengths = numpy.linalg.norm(table, axis=1, keepdims=True)
-        table /= numpy.maximum(lengths, 1e-12)
-        return table
+                    self._packed.pop(ref, None)
+                else:
+                    self._packed[ref] = vector
+            self._changed |= changed.keys()
 
     def nearest(self, vector: Any, count: int, min_cosine: float) -> list[tuple[DocumentRef, float]]:
         """Return at most `count` documents and their cosines, the nearest first, none below `min_cosine`."""
-        import numpy  # noqa: PLC0415
-
         with self._mutex:
-            if self._table is None or not self._refs:
-                return []
-            cosines = self._table[: len(self._refs)] @ vector
-            rows = numpy.flatnonzero(cosines >= min_cosine)
-            if len(rows) > count:
-                rows = rows[numpy.argpartition(-cosines[rows], count)[:count]]
-            ordered = sorted(rows.tolist(), key=lambda row: (-float(cosines[row]), self._refs[row]))
-            return [(self._refs[row], float(cosines[row])) for row in ordered]
+            if self._table is None or len(self._changed) > _MOST_CHANGED:
+                self._table, self._changed = self._built(self._packed or ()), set()
+            near = self._table.find(vector, count + len(self._changed), min_cosine)
+            near = [item for item in near if item[0] not in self._changed]
+            near += self._built(self._changed & (self._packed or {}).keys()).find(vector, count, min_cosine)
+            return sorted(near, key=lambda item: (-item[1], item[0]))[:count]
 
-
-class PlainSessionVectors(SessionVectors):
-    """The same without numpy; slower, and fast enough for a few thousand vectors."""
-
-    def __init__(self, dimensions: int) -> None:
-        super().__init__(dimensions)
-        self._packed: dict[DocumentRef, bytes] | None = None
-        self._nearest: NearestVectors[DocumentRef] | None = None
-
-    def load(self, vectors: Sequence[tuple[DocumentRef, bytes]]) -> None:
-        with self._mutex:
-            self._packed, self._nearest = dict(vectors), None
-
-    def update(self, source: str, vectors: Mapping[int, bytes | None], *, replace: bool = False) -> None:
-        with self._mutex:
-            if self._packed is None:
-                return
-            kept = {ref: vector for ref, vector in self._packed.items() if not (replace and ref.source == source)}
-            changed = {DocumentRef(source, number): vector for number, vector in vectors.items()}
-            self._packed = {ref: vector for ref, vector in (kept | changed).items() if vector is not None}
-            self._nearest = None
-
-    def nearest(self, vector: Any, count: int, min_cosine: float) -> list[tuple[DocumentRef, float]]:
-        with self._mutex:
-            if self._nearest is None:
-                packed = self._packed or {}
-                refs = sorted(packed)
-                self._nearest = NearestVectors(refs, [packed[ref] for ref in refs], self._dimensions)
-            return self._nearest.find(vector, count, min_cosine)
-
-
-def session_vectors(dimensions: int) -> SessionVectors:
-    """Return an empty table of vectors: of numpy's if it is installed."""
-    return SessionVectors(dimensions) if find_spec("numpy") else PlainSessionVectors(dimensions)
+    def _built(self, refs: Iterable[DocumentRef]) -> NearestVectors[DocumentRef]:
+        keys, packed = list(refs), self._packed or {}
+        return NearestVectors(keys, [packed[ref] for ref in keys], self._dimensions)
 
 
 def _embed(embedder: Embedder, texts: list[str]) -> list[bytes]:
