@@ -9,7 +9,6 @@ import errno
 import fcntl
 import os
 import resource
-import select
 import stat
 import termios
 from collections import deque
@@ -248,14 +247,6 @@ class OutputPipe:
                 return
             if self.sink is not None:
                 self.sink(data)
-
-    def has_ended(self) -> bool:
-        """Whether no process can write to it any more."""
-        if self._closed:
-            return True
-        look = select.poll()
-        look.register(self._read, 0)
-        return any(event & select.POLLHUP for _, event in look.poll(0))
 
     def handed_over(self) -> None:
         """The session has its write end now."""

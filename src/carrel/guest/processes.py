@@ -125,16 +125,6 @@ class ProcessTree:
             found |= {pid for pid, process in table.items() if self.pid in (pid, process.group, process.session)}
         return sorted(found | descendants(found, table))
 
-    def has_group_members(self) -> bool:
-        """Right after its first process was waited for: whether others of its process group live."""
-        try:
-            os.killpg(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True
-        return True
-
     def kill(self) -> None:
         """Kill them all."""
         if not self.reaped:

@@ -67,7 +67,7 @@ S_ISUID, S_ISGID = 0o4000, 0o2000
 O_CREAT, O_TMPFILE = 0o100, 0o20000000
 # What tools ask for: plain Linux, and the same with addresses not randomised.
 PERSONALITIES = (0x0, 0x0008, 0x0040000, 0xFFFFFFFF)
-PR_SET_MM, PR_SET_SECCOMP = 35, 22
+PR_SET_MM = 35
 # A lease makes another process that opens the file wait, a notification signals on each change in a folder.
 F_SETLEASE, F_NOTIFY = 1024, 1026
 
