@@ -51,6 +51,9 @@ docs: dev-venv  ## build the documentation into site/
 	@.venv/bin/uv pip install -q -p .venv -c constraints.txt --group docs
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict -q && echo "site/index.html"
 
+release: check test  ## build wheel and sdist, try both in empty environments, tag the commit
+	@.venv/bin/python scripts/release
+
 constraints: dev-venv  ## update constraints.txt to the newest compatible versions
 	@.venv/bin/uv pip compile -q pyproject.toml --all-extras --group dev --group docs --python-version 3.11 --python-platform linux \
 		--upgrade --no-header --no-annotate -o constraints.txt
