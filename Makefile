@@ -24,6 +24,9 @@ test: dev-venv  ## all tests except the soak tests and those that `make check` r
 test-real: dev-venv  ## the tests with other programs: Postgres, and the originals of carrel.compat
 	@$(PYTEST) -m real
 
+coverage: dev-venv  ## which lines the tests run, without those inside sandboxes; a page in .coverage-report/
+	@$(PYTEST) $(PARALLEL) -m "not slow" --cov=carrel --cov-report=html:.coverage-report --cov-report=term:skip-covered $(TESTS)
+
 check: dev-venv  ## style, types, layers, generated code, vocabulary, and the examples in the docs
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
