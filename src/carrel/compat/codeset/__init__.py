@@ -75,7 +75,7 @@ __getattr__ = refuse_missing(
         "the HTTP client is httpx2; give http_client=httpx2.Client(…) or httpx2.AsyncClient(…)",
     )
     | dict.fromkeys(
-        ("Stream", "AsyncStream", "RequestOptions", "file_from_path", "resources", "DEFAULT_CONNECTION_LIMITS"),
+        ("Stream", "AsyncStream", "RequestOptions", "file_from_path", "DEFAULT_CONNECTION_LIMITS"),
         "it is an internal part of the original",
     ),
 )

@@ -25,6 +25,8 @@ from carrel.session.session import Session as CarrelSession
 
 __all__ = ["Session"]
 
+_PACKAGE = "carrel.compat.py_code_mode"
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -48,9 +50,9 @@ class Session:
         self, storage: StorageBackend, executor: Executor | None = None, sync_deps_on_start: bool = False
     ) -> None:
         if not isinstance(storage, StorageBackend):
-            raise TypeError(f"storage must be a FileStorage or RedisStorage, not {storage!r:.60}")
+            raise TypeError(f"storage must be a FileStorage or RedisStorage of {_PACKAGE}, not {storage!r:.60}")
         if executor is not None and not isinstance(executor, Executor):
-            raise TypeError(f"executor must be a SubprocessExecutor or another executor, not {executor!r:.60}")
+            raise TypeError(f"executor must be a SubprocessExecutor or another of {_PACKAGE}, not {executor!r:.60}")
         self._storage = storage
         self._executor: Any = executor or SubprocessExecutor()
         self._sync_deps_on_start = sync_deps_on_start
