@@ -5,7 +5,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from carrel.library.artifact_format import (
 )
 from carrel.library.names import check_call_signature
 from carrel.library.search import LibrarySearch, SearchEntry
-from carrel.storage.base import MISSING, Lock, Stamp, Store
+from carrel.storage.base import MISSING, Stamp, Store
 from carrel.text import did_you_mean
 
 INLINE = 4 * 1024 * 1024
@@ -128,7 +128,7 @@ class ArtifactStore:
     ) -> dict[str, Any]:
         key = self._key(name)
         record = new_record(name, kind, form, description, metadata)
-        locks: list[Lock] = []
+        held = AsyncExitStack()
 
         async def with_record() -> AsyncIterator[bytes]:
             nonlocal record
@@ -138,35 +138,26 @@ class ArtifactStore:
                 digest.update(piece)
                 yield bytes(piece)
             # Only after the last piece, so that slow pieces do not keep others waiting.
-            locks.append(await self._lock(name))
+            await held.enter_async_context(self._locked(name))
             record = await self._put_record(name, record, size, digest.hexdigest())
 
         with _write_errors(name):
-            try:
+            async with held:
                 await self._store.put_pieces(key, with_record())
                 return self._entry(name, record, None)
-            finally:
-                for lock in locks:
-                    await lock.release()
 
     @asynccontextmanager
-    async def _locked(self, name: str) -> AsyncIterator[None]:
-        lock = await self._lock(name)
-        try:
-            yield
-        finally:
-            await lock.release()
-
-    async def _lock(self, name: str) -> Lock:
-        """Lock a name among all processes; `ArtifactWriteError` if it is a folder or below an artifact."""
+    async def _locked(self, name: str, *, to_save: bool = True) -> AsyncIterator[None]:
+        """Lock a name among all processes; `ArtifactWriteError` if it is to be saved, and is a folder or below an
+        artifact."""
         lock = await self._store.lock(f"{self._records}/{lock_key(name)}")
         assert lock is not None
         try:
-            await self._check_folders(name)
-        except BaseException:
+            if to_save:
+                await self._check_folders(name)
+            yield
+        finally:
             await lock.release()
-            raise
-        return lock
 
     async def _check_folders(self, name: str) -> None:
         parts = name.split("/")
@@ -225,16 +216,11 @@ class ArtifactStore:
         if await self._store.stamp(key) is None and await self._store.stamp(self._record_key(name)) is None:
             return
         with _write_errors(name, "deleted"):
-            lock = await self._store.lock(f"{self._records}/{lock_key(name)}")
-            try:
+            async with self._locked(name, to_save=False):
                 # A folder of artifacts has no stamp and stays.
-                if await self._store.stamp(key) is not None:
-                    await self._store.delete(key)
-                if await self._store.stamp(self._record_key(name)) is not None:
-                    await self._store.delete(self._record_key(name))
-            finally:
-                if lock is not None:
-                    await lock.release()
+                for each in (key, self._record_key(name)):
+                    if await self._store.stamp(each) is not None:
+                        await self._store.delete(each)
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
