@@ -42,7 +42,7 @@ from carrel.library.artifact_format import (
 )
 from carrel.library.names import check_call_signature
 from carrel.library.search import LibrarySearch, SearchEntry
-from carrel.storage.base import MISSING, Stamp, Store
+from carrel.storage.base import MISSING, Stamp, Store, locked
 from carrel.text import did_you_mean
 
 INLINE = 4 * 1024 * 1024
@@ -150,14 +150,10 @@ class ArtifactStore:
     async def _locked(self, name: str, *, to_save: bool = True) -> AsyncIterator[None]:
         """Lock a name among all processes; `ArtifactWriteError` if it is to be saved, and is a folder or below an
         artifact."""
-        lock = await self._store.lock(f"{self._records}/{lock_key(name)}")
-        assert lock is not None
-        try:
+        async with locked(self._store, f"{self._records}/{lock_key(name)}"):
             if to_save:
                 await self._check_folders(name)
             yield
-        finally:
-            await lock.release()
 
     async def _check_folders(self, name: str) -> None:
         parts = name.split("/")

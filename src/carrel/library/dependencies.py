@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from carrel.errors import DependencyError, RequirementRefused, RuntimeDepsDisabledError
 from carrel.library.names import check_call_signature
-from carrel.storage.base import MISSING, Store
+from carrel.storage.base import MISSING, Store, locked
 
 
 class Installer(Protocol):
@@ -84,7 +84,7 @@ class Dependencies:
         Raises RequirementRefused and RuntimeDepsDisabledError."""
         self._check_allowed("added")
         requirement, name = validate_requirement(package), package_name(package)
-        async with self._locked():
+        async with locked(self._store, self._key):
             lines = [line for line in parse_requirements(await self._read()) if line.name]
             same = [line.text for line in lines if line.name == name]
             others = [line for line in lines if line.name != name]
@@ -114,7 +114,7 @@ class Dependencies:
         self._check_allowed("removed")
         name = package_name(package)
         report: dict[str, Any] = {"removed": [], "not_found": [], "failed": [], "message": ""}
-        async with self._locked():
+        async with locked(self._store, self._key):
             # The file first, so that what is listed is installed, also if this is interrupted.
             was_listed = await self._edit(lambda text: without_requirement(text, name))
             try:
@@ -209,16 +209,6 @@ class Dependencies:
             raise RequirementRefused(
                 f"{self._key} is not UTF-8 text (byte {error.start}); correct it by hand"
             ) from None
-
-    @asynccontextmanager
-    async def _locked(self) -> AsyncIterator[None]:
-        """Lock the file among all that share the store, so that no edit is lost."""
-        lock = await self._store.lock(self._key)
-        try:
-            yield
-        finally:
-            if lock is not None:
-                await lock.release()
 
     async def _edit(self, change: Callable[[str], str]) -> bool:
         """Change the file as it is now; return whether it changed.

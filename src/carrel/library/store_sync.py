@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -11,7 +11,7 @@ from carrel.errors import CarrelError, ConfigurationError, StorageUnavailable, S
 from carrel.library.artifact_format import key_to_name, lock_key, record_key
 from carrel.library.artifacts import ArtifactStore
 from carrel.library.workflows.source import SKILL_FILE
-from carrel.storage.base import Store
+from carrel.storage.base import Store, locked
 
 Kind = Literal["tools", "workflows", "skills", "artifacts", "deps", "sessions"]
 KINDS: tuple[Kind, ...] = ("tools", "workflows", "skills", "artifacts", "deps", "sessions")
@@ -179,7 +179,7 @@ async def _copy_item(source: Store, target: Store, item: StoredItem, report: Cop
     wanted = (*COPIED_STATES, "changed") if overwrite else COPIED_STATES
     state = await _state(source, target, item)
     if state in wanted:
-        async with _locked(target, item):
+        async with locked(target, _lock_key(item)):
             # Compared again, because it may have been written before the lock was acquired.
             state = await _state(source, target, item)
             if state in wanted and await _copy_data(source, target, item):
@@ -192,24 +192,17 @@ async def _copy_item(source: Store, target: Store, item: StoredItem, report: Cop
         report.kept.append(Difference(item.kind, item.name, state))
 
 
-@asynccontextmanager
-async def _locked(target: Store, item: StoredItem) -> AsyncIterator[None]:
-    """Hold the lock under which others write an item."""
+def _lock_key(item: StoredItem) -> str:
+    """Return the key of the lock under which others write an item."""
     match item.kind:
         case "artifacts":
-            key = f"library/artifacts/{lock_key(item.name)}"
+            return f"library/artifacts/{lock_key(item.name)}"
         case "workflows" | "skills":
-            key = "library/workflows"
+            return "library/workflows"
         case "sessions":
-            key = f"sessions/{item.name}/life"
+            return f"sessions/{item.name}/life"
         case _:
-            key = item.objects[0]
-    lock = await target.lock(key)
-    assert lock is not None
-    try:
-        yield
-    finally:
-        await lock.release()
+            return item.objects[0]
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------

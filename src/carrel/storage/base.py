@@ -220,6 +220,17 @@ class Store(Protocol):
         """Return all keys that are `prefix` or below `prefix/`, sorted."""
 
 
+@contextlib.asynccontextmanager
+async def locked(store: Store, key: str) -> AsyncIterator[None]:
+    """Hold the lock of a key among all processes; waits for another holder."""
+    lock = await store.lock(key)
+    assert lock is not None
+    try:
+        yield
+    finally:
+        await asyncio.shield(lock.release())
+
+
 def guarded(store: Store, guard: Guard) -> Store:
     """Wrap a store so that every write carries this guard."""
     return cast(Store, _GuardedStore(store, guard))

@@ -3,8 +3,7 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,7 +30,7 @@ from carrel.library.workflows.source import (
     with_description,
     without_description,
 )
-from carrel.storage.base import Store
+from carrel.storage.base import Store, locked
 from carrel.text import did_you_mean
 
 _LONGEST_QUERY = 2000
@@ -138,7 +137,7 @@ class WorkflowLibrary:
                 f" {LONGEST_DESCRIPTION}; keep data in an artifact and shared code in a package"
             )
         data = _to_file(name, *await asyncio.to_thread(_split_description, name, source, description))
-        async with self._locked():
+        async with locked(self._store, self._folder):
             found = await self._read(name, await self._find(name))
             if found is not None and found[0].kind == "workflow" and "." not in found[0].name:
                 key = found[0].key
@@ -161,7 +160,7 @@ class WorkflowLibrary:
 
     async def _remove(self, name: str, *, with_folders: bool = True) -> bool:
         """`with_folders`: also the folder of a skill; without it, that is a `WorkflowValidationError`."""
-        async with self._locked():
+        async with locked(self._store, self._folder):
             if await self._find(name) is None:
                 return False
             await self._files.refresh()
@@ -301,23 +300,13 @@ class WorkflowLibrary:
         if await self._history.has(_version(file, data)):
             return
         try:
-            async with self._locked():
+            async with locked(self._store, self._folder):
                 # Only what is there now: a concurrent session may have replaced it since it was read.
                 current = await self._store.get(file.key)
                 if current is not None:
                     await self._history.add([_version(file, current)])
         except StorageWriteError as error:
             _logger.warning("the version of %s was not added to its history: %s", file.name, error)
-
-    @asynccontextmanager
-    async def _locked(self) -> AsyncIterator[None]:
-        """Hold the library's lock among all processes."""
-        lock = await self._store.lock(self._folder)
-        try:
-            yield
-        finally:
-            if lock is not None:
-                await asyncio.shield(lock.release())
 
     def _skill_as_dict(self, file: WorkflowFile, data: bytes, keys: Sequence[str]) -> dict[str, Any]:
         try:
