@@ -4,7 +4,14 @@ import pytest
 
 from carrel.conversation.log_entries import build_note
 from carrel.conversation.messages import ConversationMessage, image_block
-from carrel.conversation.replay import BackwardReplay, apply_compact, apply_rewind, events_in, visible_after
+from carrel.conversation.replay import (
+    BackwardReplay,
+    apply_compact,
+    apply_rewind,
+    events_in,
+    visible_after,
+    visible_or_summarized_in,
+)
 from tests.support.messages import assistant, compact, outline, rewind, user
 
 SUMMARY = ["(s)", "(ack)"]
@@ -142,9 +149,7 @@ def test_reading_backwards_goes_on_to_what_the_compact_keeps():
 
 
 def stood_for(*entries: ConversationMessage) -> list[int]:
-    walk = BackwardReplay(summed=True)
-    walk.take(1, len(entries), events_in(1, entries))
-    return list(walk.visible_or_summarized().seqs())
+    return sorted(visible_or_summarized_in(list(enumerate(entries, 1))))
 
 
 def test_what_is_summed_up_is_part_of_the_conversation():

@@ -195,6 +195,15 @@ def visible_after(entries: Sequence[Numbered], seq: int | None = None) -> list[N
     return walk.shown().numbered(dict(entries))
 
 
+def visible_or_summarized_in(entries: Sequence[Numbered]) -> set[int]:
+    """Return the entries of a whole log that are visible now or replaced by a visible summary."""
+    walk = BackwardReplay(summed=True)
+    if entries:
+        first, last = entries[0][0], entries[-1][0]
+        walk.take(first, last, events_in(first, [entry for _, entry in entries]))
+    return set(walk.visible_or_summarized().seqs())
+
+
 class BackwardReplay:
     """Reads a log from its end, keeps what the visible conversation needs, and sets `enough` when it has that.
 

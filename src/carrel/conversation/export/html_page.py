@@ -19,7 +19,7 @@ from carrel.conversation.messages import (
     meta_of,
     tool_result_text,
 )
-from carrel.conversation.replay import Numbered, kept_from_seq, rewind_target_seq, visible_after
+from carrel.conversation.replay import Numbered, visible_or_summarized_in
 from carrel.conversation.usage import count_usage, tokens_of
 from carrel.text import count_messages, neutralize_control_chars, parse_time, readable_time, single_line
 
@@ -79,7 +79,7 @@ def items_of(entries: Sequence[Numbered], session: Mapping[str, Any], active: se
 def page_of(data: SessionData, log: Sequence[Numbered] = ()) -> Page:
     """The page of the visible messages, or with the log of all entries in order."""
     entries = list(log) or [(0, message) for message in data["messages"]]
-    items = items_of(entries, data["session"], _active_entries(log) if log else None)
+    items = items_of(entries, data["session"], visible_or_summarized_in(log) if log else None)
     return Page(
         title=single_line(data["session"].get("title") or "Untitled"),
         facts=_facts(data, entries, log),
@@ -87,31 +87,6 @@ def page_of(data: SessionData, log: Sequence[Numbered] = ()) -> Page:
         problems=[single_line(problem) for problem in data.get("problems", [])],
         items=items,
     )
-
-
-def _active_entries(log: Sequence[Numbered]) -> set[int]:
-    """The entries that belong to the conversation, including those that a summary replaced."""
-    active = {seq for seq, _ in visible_after(log)}
-    compact = _compact_in_effect(log, log[-1][0])
-    while compact is not None:
-        seq, entry = compact
-        keep = kept_from_seq(entry) or seq
-        active |= {seq, *(before for before, _ in visible_after(log, seq - 1) if before < keep)}
-        compact = _compact_in_effect(log, seq - 1)
-    return active
-
-
-def _compact_in_effect(log: Sequence[Numbered], until: int) -> Numbered | None:
-    """The newest compact that counts right after entry `until`."""
-    for seq, entry in reversed(log):
-        if seq > until:
-            continue
-        if entry.get("role") == "compact":
-            return seq, entry
-        jump = rewind_target_seq(entry) if entry.get("role") == "rewind" and note_kind(entry) is None else None
-        if jump is not None and jump < seq:
-            until = jump
-    return None
 
 
 class _Layout:
