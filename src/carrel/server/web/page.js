@@ -2,11 +2,17 @@
 "use strict";
 
 const enter = document.getElementById("enter");
-if (enter && location.hash.length > 1) {
-  enter.elements.key.value = location.hash.slice(1);
-  history.replaceState(null, "", location.pathname);
-  enter.submit();
+
+function logIn() {
+  if (enter && location.hash.length > 1) {
+    enter.elements.key.value = location.hash.slice(1);
+    history.replaceState(null, "", location.pathname + location.search);
+    enter.submit();
+  }
 }
+
+logIn();
+addEventListener("hashchange", logIn);
 
 const live = document.querySelector("[data-events]");
 let source = null;
@@ -34,7 +40,7 @@ function follow() {
 
 if (live) {
   if (!location.search && !location.hash) {
-    document.querySelector(".conversation").scrollIntoView({ block: "end" });
+    document.querySelector(".conversation").scrollIntoView({ behavior: "instant", block: "end" });
   }
   document.addEventListener("visibilitychange", follow);
   follow();
