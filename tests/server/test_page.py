@@ -282,8 +282,7 @@ def test_a_user_sees_and_changes_their_own_sessions(server: ServerProcess, clien
         job = json.loads(page.get(f"/s/{session}/verdicts", headers={"Accept": "application/json"}).text)["verdicts"][0]
         client.get(f"/sessions/{session}/verify/{job['job_id']}", headers={"Prefer": "wait=55"})
         assert "not_solved" in page.get(f"/s/{session}/verdicts").text
-        with page.stream("GET", f"/s/{session}/events") as events:
-            assert next(line for line in events.iter_lines() if line.startswith("data:")) is not None
+        assert page.get(f"/s/{session}/numbers").json() == {"last_seq": 1, "state": "ready"}
         page.post(f"/s/{session}/do/checkpoint", data={"text": "here"})
         client.post(f"/sessions/{session}/conversation", json={"messages": [{"role": "user", "content": "too much"}]})
         back = f"/s/{session}/rewind?to="
@@ -302,7 +301,7 @@ def test_a_user_sees_and_changes_their_own_sessions(server: ServerProcess, clien
     with logged_in(server, other) as page:
         assert "calc-1" not in page.get("/").text
         assert "question" not in page.get("/?q=question").text.partition("<table>")[2]
-        for path in ("", "/tree", "/trace", "/files", "/verdicts", "/export.html", "/events"):
+        for path in ("", "/tree", "/trace", "/files", "/verdicts", "/export.html", "/numbers"):
             assert page.get(f"/s/{session}{path}").status_code == 404
         server.keys("revoke", "other")
         assert page.get("/", headers={"Accept": "application/json"}).status_code in (200, 401)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import lru_cache, partial
 from importlib.resources import files
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from pydantic import BaseModel
-from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -39,8 +37,6 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _PACKAGE = "carrel.server.web"
-_LIVE_SECONDS = 1.0
-"""How often the log of a session is looked at for a page that is open."""
 _MAX_DIFF_LINES = 20_000
 _MAX_TEXT = 20_000
 """Characters of one text on the page of a conversation."""
@@ -88,7 +84,7 @@ class Pages:
             "/s/{id}/verdicts": self._verdicts,
             "/s/{id}/rewind": self._confirm_rewind,
             "/s/{id}/export.html": self._export,
-            "/s/{id}/events": self._events,
+            "/s/{id}/numbers": self._numbers,
             "/compare": self._compare,
             "/tasks": self._all_runs,
             "/tasks/compare": self._compare_runs,
@@ -253,20 +249,11 @@ class Pages:
         headers = {**_HEADERS, "Content-Disposition": f'attachment; filename="{session.id}.html"'}
         return HTMLResponse(text.encode("utf-8", "backslashreplace"), headers=headers)
 
-    async def _events(self, request: Request, visitor: Visitor) -> Response:
+    async def _numbers(self, request: Request, visitor: Visitor) -> Response:
+        """How far a session is: pages that are open ask for it."""
         archive, session = await self._find(request, visitor)
-
-        async def numbers() -> AsyncIterator[ServerSentEvent]:
-            sent: dict[str, Any] = {}
-            while True:
-                found = await archive.session(visitor.user, session.id)
-                new = {"last_seq": await archive.last_seq(session.id), "state": found.state}
-                if new != sent:
-                    sent = new
-                    yield ServerSentEvent(json_bytes(new).decode(), event="numbers", sep="\n")
-                await asyncio.sleep(_LIVE_SECONDS)
-
-        return EventSourceResponse(numbers(), sep="\n", headers=_HEADERS)
+        numbers = {"last_seq": await archive.last_seq(session.id), "state": session.state}
+        return Response(json_bytes(numbers), headers=_HEADERS, media_type="application/json")
 
     async def _compare(self, request: Request, visitor: Visitor) -> View:
         found = []

@@ -1,0 +1,133 @@
+"""The web page in a real browser: accessibility, narrow screens, no script, the policy, and what happens live."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carrel import SessionStore, user_text_message
+from tests.server.test_page import write_run, write_sessions
+from tests.support.missing_parts import skip_without
+
+pytestmark = pytest.mark.real
+PAGES = ["/enter", "/", "/?q=question", "/s/hostile?at=5", "/s/hostile/tree", "/s/hostile/files", "/s/hostile/verdicts"]
+PAGES += ["/s/traced/trace", "/compare?a=hostile@20&b=traced", "/s/hostile/rewind?to=440", "/s/none", "/waiting"]
+PAGES += ["/tasks", "/tasks/first", "/tasks/compare?a=first&b=second"]
+
+
+def run_apart(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine in a thread: the browser's driver has an event loop in this one."""
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(asyncio.run, work).result()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    run_apart(write_sessions(folder))
+    write_run(folder / "runs", "first", {"a": ["solved", "not_solved"], "b": ["not_solved", "flaky"]})
+    write_run(folder / "runs", "second", {"a": ["solved", "solved"], "b": ["not_solved", "partly"]})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    program = shutil.which("chromium")
+    if program is None:
+        skip_without("no Chromium on this machine: `apt install chromium`")
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def login(base: Path, browser: Any) -> Iterator[tuple[str, Any]]:
+    """The address of `carrel web`, and the cookie of a browser that has opened its link."""
+    command = [sys.executable, "-m", "carrel", "web", "--json", "--base", str(base)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
+        assert serving.stdout is not None
+        url, _, token = json.loads(serving.stdout.readline())["url"].partition("/enter#")
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(f"{url}/enter")
+        page.goto(f"{url}/enter#{token}")
+        page.wait_for_url(f"{url}/")
+        yield url, context.storage_state()
+        context.close()
+        serving.terminate()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [320, 1280])
+def test_every_page_is_accessible_and_fits(browser: Any, login: tuple[str, Any], scheme: str, width: int) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    url, state = login
+    size = {"width": width, "height": 900}
+    # The policy refuses the script of axe; all other tests have it in force.
+    context = browser.new_context(bypass_csp=True, color_scheme=scheme, viewport=size, storage_state=state)
+    page = context.new_page()
+    for path in PAGES:
+        page.goto(url + path)
+        found = axe.run(page).response["violations"]
+        assert [(each["id"], each["nodes"][0]["html"]) for each in found] == [], path
+        assert not page.evaluate("document.documentElement.scrollWidth > innerWidth"), path
+    context.close()
+
+
+def test_nothing_runs_or_is_fetched_from_elsewhere(browser: Any, login: tuple[str, Any]) -> None:
+    url, state = login
+    context = browser.new_context(storage_state=state)
+    page = context.new_page()
+    seen: list[str] = []
+    page.on("console", lambda message: seen.append(message.text))
+    page.on("request", lambda request: None if request.url.startswith((url, "data:")) else seen.append(request.url))
+    for path in PAGES[1:]:
+        page.goto(url + path)
+        assert page.evaluate("document.documentElement.dataset.ran") is None
+        seen = [text for text in seen if "404" not in text]
+        assert seen == [], path
+    context.close()
+
+
+def test_reading_needs_no_script(browser: Any, login: tuple[str, Any]) -> None:
+    url, state = login
+    context = browser.new_context(storage_state=state, java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{url}/s/hostile")
+    assert page.locator("article").count() > 100
+    page.get_by_role("link", name="Older entries").click()
+    assert page.locator("#entry-100").count() == 1
+    context.close()
+
+
+def test_new_entries_are_announced_and_do_not_move_the_page(browser: Any, login: tuple[str, Any], base: Path) -> None:
+    url, state = login
+    context = browser.new_context(storage_state=state)
+    pages = [context.new_page() for _ in range(8)]
+    for page in pages:
+        page.goto(f"{url}/s/hostile")
+    page = pages[-1]
+    page.bring_to_front()
+    assert page.evaluate("scrollY") > 1000, "it opens at its end"
+    page.evaluate("scrollTo({ top: 500, behavior: 'instant' })")
+
+    async def append() -> None:
+        async with SessionStore(base / "sessions") as store:
+            await store.append_message("hostile", user_text_message("something new"))
+
+    run_apart(append())
+    page.wait_for_selector(".live a:not([hidden])", timeout=60_000)
+    assert page.inner_text(".live a") == "1 new entry"
+    assert page.evaluate("scrollY") == 500
+    context.close()
