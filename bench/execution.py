@@ -167,8 +167,8 @@ async def carrel_twenty() -> tuple[float, float]:
         seconds = time.perf_counter() - began
         assert all(result.value == 3 for result in results), results[0]
         await asyncio.sleep(1)
-        assert first._zygote is not None
-        used = sum(private_memory(pid) for pid in below(first._zygote.pid))
+        assert first._connection is not None
+        used = sum(private_memory(pid) for pid in below(first._connection.transport.zygote.pid))
         await asyncio.gather(*(one.close() for one in executors))
     return seconds, float(used)
 
