@@ -139,6 +139,10 @@ class WorkerLost(ExecutionError):
     """The session's Python process ended during a request of the host; the message says how."""
 
 
+class StateNotSaved(ExecutionError):
+    """The variables were not saved; the state that was saved before is as it was. The message says why."""
+
+
 class PlaceLost(WorkerLost):
     """All processes of a session were ended, and the changes in its files are lost."""
 

@@ -245,6 +245,9 @@ class SubprocessConfig(ProcessSettings):
     """The folder of virtualenvs that sessions without a base share; None is carrel's own folder."""
     cache_venv: bool = True
     """False creates a virtualenv that is deleted when the session closes."""
+    state_folder: Path | str | None = None
+    """A folder that keeps the changes of the workspace, and the variables when they are saved, for a later session that
+    continues this one; None keeps nothing. One session at a time can use it."""
     allow_builds: bool = False
     """Whether packages that code adds may be built from source: a build runs on the host, outside of the sandbox."""
     preload: Sequence[str] = ()
@@ -255,6 +258,7 @@ class SubprocessConfig(ProcessSettings):
         _set(self, "venv_path", path_of(self.venv_path))
         _set(self, "home", path_of(self.home))
         _set(self, "shared_in", path_of(self.shared_in))
+        _set(self, "state_folder", path_of(self.state_folder))
         _set(self, "preload", tuple(self.preload))
         if self.sandbox is not None and self.sandbox not in MODES:
             raise ConfigurationError(f"sandbox is {self.sandbox!r}; it can be {', '.join(MODES)}")
@@ -264,6 +268,7 @@ class SubprocessConfig(ProcessSettings):
         self.keep_apart(
             {
                 "venv_path": path_of(self.venv_path),
+                "state_folder": path_of(self.state_folder),
                 "the environments of shared_in": shared and shared / "environments",
             }
         )

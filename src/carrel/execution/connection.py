@@ -224,17 +224,20 @@ class WorkerConnection(Generic[T]):
         return answer
 
     def run(
-        self, code: str | None, stdout: Sink, stderr: Sink, executor: Executor, clock: RunClock | None = None
+        self, code: str | int | None, stdout: Sink, stderr: Sink, executor: Executor, clock: RunClock | None = None
     ) -> asyncio.Future[Record]:
-        """Request a run, or without code the list of variables."""
+        """Request a run; without code the list of variables; with a descriptor, that variables are loaded from it."""
         record: Record = {"op": "run", "variables": True} if code is None else {"op": "run", "code": code}
+        file = (code,) if isinstance(code, int) else ()
+        if file:
+            record = {"op": "run", "load": True}
         answers: list[asyncio.Future[Record]] = []
         fresh, self._shared_pipes = self._shared_pipes, False
         self._calls = Calls(self._handlers, self._answer_call, self.transport.write_output, executor, clock)
 
         def send(fds: Sequence[int]) -> None:
             self.transport.set_output(stdout, stderr)
-            answers.append(self.request(record, fds))
+            answers.append(self.request(record, (*fds, *file)))
 
         self.transport.start_run(send, fresh_pipes=fresh)
         return answers[0]

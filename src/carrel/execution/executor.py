@@ -112,6 +112,15 @@ class Variable:
 
 
 @dataclass(slots=True, frozen=True)
+class SavedVariables:
+    """Which variables were saved or loaded."""
+
+    kept: tuple[str, ...] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """By name, why a variable was not saved or could not be loaded; under `*`, why none was."""
+
+
+@dataclass(slots=True, frozen=True)
 class RunningCommand:
     """A command with running processes."""
 

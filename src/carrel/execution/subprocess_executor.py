@@ -9,22 +9,25 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from carrel.errors import ExecutorClosed, ForkRefused
+from carrel.errors import ConfigurationError, ExecutorClosed, ForkRefused, StateNotSaved
 from carrel.execution import file_changes, temp_dirs
 from carrel.execution.async_channel import Record
 from carrel.execution.capabilities import Confinement, confinement
 from carrel.execution.config import SubprocessConfig, path_of, sandbox_mode, settings_of
 from carrel.execution.connection import READY, SpawnFailed, WorkerConnection
+from carrel.execution.durable import StateFolder, describe, read_report, variables_of_report
 from carrel.execution.environments import has_installer
-from carrel.execution.executor import ExecutionResult, ExecutorCheckpoint, Handler
+from carrel.execution.executor import ExecutionResult, ExecutorCheckpoint, Handler, SavedVariables
 from carrel.execution.file_changes import Unreadable, Upper, read_upper
 from carrel.execution.host_calls import known_errors
 from carrel.execution.local_transport import LocalConnection, LocalTransport
+from carrel.execution.output import BoundedOutput
 from carrel.execution.packages import Packages, subprocess_packages
-from carrel.execution.results import WorkerDied
+from carrel.execution.results import RunTimer, Turn, WorkerDied, finished
 from carrel.execution.worker_executor import WorkerExecutor
 from carrel.execution.zygote_client import ZygoteGone, ZygoteKey, shared
 from carrel.guest.sandbox.spec import HOME, OWN_ENVIRONMENT
@@ -49,6 +52,9 @@ class SubprocessExecutor(WorkerExecutor):
         self._kept: list[_Checkpoint] = []
         self.still = asyncio.Lock()
         """Held while files are read several times and must not change in between: a rewind waits for it."""
+        self.resumed: SavedVariables | None = None
+        """The variables that were loaded at the start; None where there were none."""
+        self._state: StateFolder | None = None
         self.holds: object = None
         """An object that must live as long as the executor."""
 
@@ -71,6 +77,8 @@ class SubprocessExecutor(WorkerExecutor):
             if self._confinement is None:
                 self._confinement = await asyncio.to_thread(self._confined)
                 self._why_no_fork = self._confinement.why_no_fork(config)
+            if config.state_folder is not None and self._state is None:
+                self._state = await asyncio.to_thread(self._open_state, Path(config.state_folder), self._confinement)
             connection = WorkerConnection(LocalTransport(zygote), self.handlers)
         except BaseException:
             zygote.release()
@@ -82,6 +90,8 @@ class SubprocessExecutor(WorkerExecutor):
                 settings, private = self._settings(packages, self._confinement), self._private(packages)
                 await connection.transport.open(settings, private)
                 await connection.wait_ready("start")
+            if self._state is not None and self.resumed is None and self._state.variables.exists():
+                self.resumed = await self._load(connection, self._state)
         except TimeoutError:
             await connection.close()
             raise SpawnFailed("start", None, f"it was not ready within {config.startup_timeout:g} s") from None
@@ -137,6 +147,7 @@ class SubprocessExecutor(WorkerExecutor):
                 "source": str(source.absolute()) if source is not None else None,
                 "mode": mode,
                 "at": config.workspace_at,
+                "upper_dir": str(self._state.workspace) if self._state is not None else None,
             },
             "mounts": [{"source": str(Path(m.source).absolute()), "at": m.at, "mode": m.mode} for m in config.mounts],
             "home_source": str(home.absolute()) if home is not None else None,
@@ -167,13 +178,16 @@ class SubprocessExecutor(WorkerExecutor):
         await self._drop_checkpoints()
         if self._scratch is not None:
             await asyncio.to_thread(temp_dirs.remove, self._scratch)
+        if self._state is not None:
+            state, self._state = self._state, None
+            state.close()
         self.holds = None
 
     async def _drop_checkpoints(self) -> None:
         await asyncio.gather(*(kept.close() for kept in self._kept))
 
     def _files_gone(self, result: ExecutionResult) -> None:
-        if self._scratch is None:
+        if self._scratch is None and self._state is None:
             super()._files_gone(result)
 
     def supported_capabilities(self) -> set[str]:
@@ -184,6 +198,74 @@ class SubprocessExecutor(WorkerExecutor):
         ):
             found |= {"deps_install", "deps_uninstall"}
         return found
+
+    # --- saved state ------------------------------------------------------------------------------------------------
+
+    def _open_state(self, folder: Path, confinement: Confinement) -> StateFolder:
+        if not confinement.confined or self.config.workspace_mode != "overlay":
+            raise ConfigurationError("state_folder needs the sandbox and workspace_mode='overlay'")
+        return StateFolder(folder, describe(confinement.parts, self.config.network))
+
+    async def save(self) -> SavedVariables:
+        """Save the variables in the state folder, for a session that continues this one.
+
+        Returns the names that were saved, and why others were not. After StateNotSaved the variables that were saved
+        before are unchanged. The files of the workspace are in the state folder at any moment."""
+        if self.config.state_folder is None:
+            raise ConfigurationError("this session has no state_folder to save variables in")
+        async with Turn(self._turn) as turn:
+            connection = await self._started()
+            assert isinstance(self._state, StateFolder)
+            state = self._state
+            file, path = state.new_file()
+            report, theirs = os.pipe2(os.O_CLOEXEC)
+            try:
+                answer = connection.request({"op": "save"}, (file, theirs))
+                reply = await turn.finish(self._end_of_request(connection, answer), lambda: None)
+            except BaseException:
+                os.close(report)
+                path.unlink()
+                raise
+            finally:
+                os.close(file)
+                os.close(theirs)
+        try:
+            saved = await read_report(report)
+            await asyncio.to_thread(state.keep, path)
+        except BaseException as problem:
+            path.unlink(missing_ok=True)
+            if isinstance(problem, StateNotSaved) and "refused" in reply:
+                raise StateNotSaved(f"the variables were not saved: {reply['refused']}") from None
+            if isinstance(problem, OSError):
+                raise StateNotSaved(f"the variables were not saved: {problem}") from None
+            raise
+        return saved
+
+    async def _load(self, connection: LocalConnection, state: StateFolder) -> SavedVariables:
+        """Load the saved variables into a new worker; whatever they do, the session starts."""
+        if state.no_load_reason:
+            return SavedVariables(missing={"*": state.no_load_reason})
+        file = os.open(state.variables, os.O_RDONLY | os.O_CLOEXEC)
+        timer = RunTimer(connection, self.config.grace)
+        output = BoundedOutput(10_000)
+        try:
+            answer = connection.run(file, output.add, output.add, self, timer)
+            timer.start(self.config.startup_timeout)
+            result = finished(await answer)
+            return (
+                variables_of_report(result.value) if result.is_ok else SavedVariables(missing={"*": str(result.error)})
+            )
+        except (WorkerDied, ValueError) as problem:
+            if isinstance(problem, ValueError):
+                connection.kill("it sent a report that cannot be read")
+            ending = await connection.exit_status()
+            if (await connection.recover()).state == "gone":
+                raise SpawnFailed("load the variables", None, ending.text) from None
+            return SavedVariables(missing={"*": f"loading them failed: {ending.text}"})
+        finally:
+            timer.cancel()
+            connection.end_run()
+            os.close(file)
 
     # --- branching --------------------------------------------------------------------------------------------------
 
@@ -201,6 +283,9 @@ class SubprocessExecutor(WorkerExecutor):
             return fork
 
     async def checkpoint(self) -> ExecutorCheckpoint:
+        if self.config.state_folder is not None:
+            # A session that was rewound has copies of the files, which are not in the state folder.
+            raise ForkRefused("a session with a state_folder cannot be rewound; fork it instead")
         async with self._turn:
             kept = _Checkpoint(self, await self._forked(self.handlers, as_checkpoint=True), self.lost)
             self._kept.append(kept)
@@ -265,7 +350,8 @@ class SubprocessExecutor(WorkerExecutor):
 
     def _twin(self) -> Self:
         """Return an executor of this kind with the same settings and handlers, not started."""
-        return type(self)(self.config, handlers=dict(self.handlers))
+        config = self.config if self.config.state_folder is None else replace(self.config, state_folder=None)
+        return type(self)(config, handlers=dict(self.handlers))
 
     async def _before_and_now(self) -> tuple[file_changes.Before, file_changes.Tree]:
         base, at = path_of(self.config.workspace), self.config.workspace_at

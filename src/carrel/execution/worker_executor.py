@@ -140,8 +140,9 @@ class WorkerExecutor(CommandsAndFiles):
         begun: Callable[[WorkerConnection[Any]], None] | None = None,
         *,
         variables: bool = False,
+        load: int | None = None,
     ) -> ExecutionResult:
-        """Run code, or list the variables."""
+        """Run code, or list the variables, or load them from a file."""
         wrong = misused(code, timeout)
         if wrong is not None:
             return wrong
@@ -160,7 +161,7 @@ class WorkerExecutor(CommandsAndFiles):
             timer = RunTimer(connection, self.config.grace)
             began = time.perf_counter()
             try:
-                answer = connection.run(None if variables else code, stdout.add, stderr.add, self, timer)
+                answer = connection.run(load if variables else code, stdout.add, stderr.add, self, timer)
             except ChannelError as problem:
                 connection.end_run()
                 return failed_result("ValueError", str(problem))

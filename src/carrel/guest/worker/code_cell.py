@@ -17,11 +17,11 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..channel import Record
-from . import tracebacks, values
+from . import saved_state, tracebacks, values
 from .cell_output import DisplayedBundles, NoInput, StandardStreams, no_input
 from .event_loop import CellLoop
 from .host_calls import HostCallClient, error_class
@@ -53,11 +53,14 @@ class Cell:
         self._codes: list[types.CodeType] = []
         self._last: types.CodeType | None = None
         self._needs_loop = bool(_NEEDS_LOOP.search(code)) and not _STARTS_LOOP.search(code)
+        self.definitions: saved_state.Definitions = {}
         self.harmless = False
         """Whether running it changes nothing, and can neither crash nor hang: names and literals."""
         if len(code) <= _MAX_SHORT and self._is_expression(code, filename):
             return
-        self._add(compile(code, filename, "exec", _AWAIT | ast.PyCF_ONLY_AST, dont_inherit=True), filename)
+        tree: Any = compile(code, filename, "exec", _AWAIT | ast.PyCF_ONLY_AST, dont_inherit=True)
+        self.definitions = _definitions_of(tree.body, code, filename)
+        self._add(tree, filename)
 
     def _is_expression(self, code: str, filename: str) -> bool:
         """Compile one short expression directly, in a third of the time; False where a syntax tree is needed."""
@@ -105,6 +108,28 @@ class Cell:
 
 def _awaits(code: types.CodeType) -> bool:
     return bool(code.co_flags & inspect.CO_COROUTINE)
+
+
+def _definitions_of(body: list[ast.stmt], code: str, filename: str) -> saved_state.Definitions:
+    """The top-level definitions of a cell."""
+    found: saved_state.Definitions = {}
+    for statement in body:
+        for name in _defined_names(statement):
+            found[name] = filename, _source_of(statement, code)
+    return found
+
+
+def _defined_names(statement: ast.stmt) -> Iterator[str]:
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        yield statement.name
+    elif isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Lambda):
+        yield from (target.id for target in statement.targets if isinstance(target, ast.Name))
+
+
+def _source_of(statement: ast.stmt, code: str) -> str:
+    """With its decorators, which are not part of the statement's own position."""
+    first = min([statement.lineno, *(item.lineno for item in getattr(statement, "decorator_list", ()))])
+    return "\n".join(code.splitlines()[first - 1 : statement.end_lineno])
 
 
 _source_cache = linecache.cache
@@ -264,6 +289,7 @@ class CodeRunner:
         self._names: dict[str, Any] = {}
         self._own: dict[str, Any] = {}
         """The names that every session has."""
+        self._definitions: saved_state.Definitions = {}
         self._shown = DisplayedBundles()
         _add_builtin("input", no_input)
         threading.excepthook = tracebacks.thread_excepthook
@@ -283,15 +309,22 @@ class CodeRunner:
         self._names = _new_namespace()
         self._names.update(namespaces(self._host, self._names_of_host, builtins))
         self._own = dict(self._names)
+        self._definitions = {}
         gc.collect()
+
+    def save_and_exit(self, file: int, report: int) -> None:
+        """In a fork: write the variables to a file."""
+        saved_state.save_and_exit(self._names, self._own, self._definitions, file, report)
 
     def set_variables(self, variables: dict[str, Any]) -> None:
         self._names.update(variables)
 
-    def run(self, code: str | None, before_run: Callable[[Cell], None], before_display: Callable[[], None]) -> Record:
+    def run(
+        self, code: str | int | None, before_run: Callable[[Cell], None], before_display: Callable[[], None]
+    ) -> Record:
         """Run one cell; its outcome as the result record has it. Raises nothing but `ContinueAsFork`.
 
-        Without code, the value is the list of variables.
+        Without code, the value is the list of variables; with a descriptor, variables are loaded from that file.
         `before_run` is called when the code is compiled. `before_display` is called before the user's own code
         displays the value of a harmless cell, for which no snapshot has been made.
         """
@@ -319,11 +352,15 @@ class CodeRunner:
         return outcome
 
     def _outcome(
-        self, code: str | None, filename: str, before_run: Callable[[Cell], None], before_display: Callable[[], None]
+        self,
+        code: str | int | None,
+        filename: str,
+        before_run: Callable[[Cell], None],
+        before_display: Callable[[], None],
     ) -> Record:
         outcome: Record = {}
         try:
-            cell: Any = ListVariables(self._own) if code is None else Cell(code, filename)
+            cell = self._new_cell(code, filename)
             self._interrupts.end()
             before_run(cell)
             self.streams.children_made = False
@@ -352,6 +389,15 @@ class CodeRunner:
         self._shown.add_open_figures()
         self.streams.settle()
         return outcome
+
+    def _new_cell(self, code: str | int | None, filename: str) -> Any:
+        if code is None:
+            return ListVariables(self._own)
+        if isinstance(code, int):
+            return saved_state.LoadVariables(self._own, self._definitions, code)
+        cell = Cell(code, filename)
+        self._definitions.update(cell.definitions)
+        return cell
 
     def _display(self, *shown: Any) -> None:
         for value in shown:

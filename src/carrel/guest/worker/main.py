@@ -78,6 +78,7 @@ class Worker:
             "set_variables": self._set_variables,
             "reset": self._reset,
             "fork": self._fork,
+            "save": self._save,
             "interrupt": self._interrupt,
         }
         os.register_at_fork(after_in_child=self._after_user_fork)
@@ -165,6 +166,7 @@ class Worker:
 
     def _run(self, record: Record, fds: list[int]) -> None:
         changed_before = self._changed
+        file = fds.pop() if record.get("load") is True else -1
         self._runner.streams.begin(fds)
         self._host.begin_run()
 
@@ -177,7 +179,9 @@ class Worker:
             if changed_before and self._keeps_snapshot:
                 self._make_snapshot()
 
-        code = None if record.get("variables") is True else str(record.get("code", ""))
+        code: str | int | None = None if record.get("variables") is True else str(record.get("code", ""))
+        if file >= 0:
+            code = file
         self._interrupts.is_for_this_run = lambda: self._host.is_interrupted(record.get("id"))
         self._interrupts.taken = False
         outcome = self._runner.run(code, before_run, before_display)
@@ -238,6 +242,25 @@ class Worker:
         self._snapshot.forget()
         self._no_snapshot_reason = "no snapshot has been made yet"
         self._changed = True
+
+    def _save(self, record: Record, fds: list[int]) -> None:
+        """Write the variables to the first descriptor, and a report to the second, in a fork that nothing waits for."""
+        reason = self._snapshot.refusal()
+        if reason is None:
+            self._forking = True
+            try:
+                pid = quiet_fork()
+                if pid == 0:
+                    self._channel.socket.close()
+                    self._runner.save_and_exit(*fds)
+                self._snapshot.reap_later(pid)
+            except OSError as problem:
+                reason = str(problem)
+            finally:
+                self._forking = False
+        for fd in fds:
+            os.close(fd)
+        self._send({"op": "done", "id": record.get("id"), **({} if reason is None else {"refused": reason})})
 
     # --- forks ------------------------------------------------------------------------------------------------------
 

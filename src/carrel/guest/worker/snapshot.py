@@ -153,6 +153,10 @@ class Snapshot:
             os.kill(pid, signal.SIGKILL)
         self._ended.append(pid)
 
+    def reap_later(self, pid: int) -> None:
+        """Reap another fork of the worker when it has ended."""
+        self._ended.append(pid)
+
     def processes(self) -> set[int]:
         return {self._pid, *self._ended}
 
