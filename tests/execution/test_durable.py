@@ -47,6 +47,8 @@ async def test_variables_and_files_are_there_again(state: Path, tmp_path: Path) 
     (workspace / "deleted").write_text("given")
     async with executor_of(state, workspace=workspace) as executor:
         assert (await executor.run(DEFINITIONS)).is_ok
+        assert (await executor.run("calls = []")).is_ok
+        assert (await executor.run("'é'; calls.append(1); late = lambda: 'é'; calls.append(2)")).is_ok
         assert (
             await executor.run("a = [1]; b = {'same': a}; p = Point(3.0); big = 2**100\nimport os; os.chdir('/tmp')")
         ).is_ok
@@ -67,7 +69,7 @@ async def test_variables_and_files_are_there_again(state: Path, tmp_path: Path) 
         # What was loaded can be saved again.
         assert (await other.save()).missing == {}
     async with executor_of(state, workspace=workspace) as third:
-        assert (await third.run("double(3), p.x")).value == (6, 3.0)
+        assert (await third.run("double(3), p.x, late(), calls")).value == (6, 3.0, "é", [1, 2])
 
 
 async def test_what_cannot_be_kept_is_named_and_everything_else_is_there(state: Path) -> None:

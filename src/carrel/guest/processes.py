@@ -16,6 +16,7 @@ MARK = "CARREL_COMMAND"
 """The environment variable by which a process that became a daemon is still recognized as a command's."""
 TITLE = "carrel"
 _MARK_PREFIX = f"{MARK}=".encode()
+_ENVIRONMENT_READS = 3
 _KILL_TIME = 2.0
 """Seconds to go on killing, since processes may start others meanwhile."""
 _INTERRUPT_TIME = 0.1
@@ -60,16 +61,27 @@ def scan_with_marks() -> tuple[ProcessTable, Marks]:
     """The process table, and which of the processes carry which command's mark in their environment."""
     table = scan()
     marks: Marks = {}
-    for pid in table:
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                variables = file.read().split(b"\0")
-        except OSError:
-            continue
-        for variable in variables:
-            if variable.startswith(_MARK_PREFIX):
-                marks.setdefault(variable, set()).add(pid)
+    # In the middle of execve a process has no environment. Kernel threads, children of process 2, never have one.
+    unread = {pid for pid, process in table.items() if process.parent != 2}
+    for _ in range(_ENVIRONMENT_READS):
+        unread = {pid for pid in unread if not _read_marks(pid, marks)}
+        if not unread:
+            break
+        time.sleep(0.001)
     return table, marks
+
+
+def _read_marks(pid: int, marks: Marks) -> bool:
+    """Whether the process has an environment, or is none that can be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            content = file.read()
+    except OSError:
+        return True
+    for variable in content.split(b"\0"):
+        if variable.startswith(_MARK_PREFIX):
+            marks.setdefault(variable, set()).add(pid)
+    return bool(content)
 
 
 def is_stopped(pid: int) -> bool:

@@ -17,7 +17,7 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from ..channel import Record
@@ -112,24 +112,34 @@ def _awaits(code: types.CodeType) -> bool:
 
 def _definitions_of(body: list[ast.stmt], code: str, filename: str) -> saved_state.Definitions:
     """The top-level definitions of a cell."""
+    lines: list[str] = []
     found: saved_state.Definitions = {}
     for statement in body:
-        for name in _defined_names(statement):
-            found[name] = filename, _source_of(statement, code)
+        names = _defined_names(statement)
+        if names:
+            lines = lines or source_lines(code)
+            found.update(dict.fromkeys(names, (filename, _source_of(statement, lines))))
     return found
 
 
-def _defined_names(statement: ast.stmt) -> Iterator[str]:
+def _source_of(statement: ast.stmt, lines: list[str]) -> str:
+    """The statement with its decorators, and without others in the same lines."""
+    start, column = statement.lineno, statement.col_offset
+    decorators = [item.lineno for item in getattr(statement, "decorator_list", ())]
+    if decorators:
+        start, column = min(decorators), 0
+    end = statement.end_lineno or start
+    last = lines[end - 1].encode("utf-8")[: statement.end_col_offset].decode("utf-8")
+    source = "".join([*lines[start - 1 : end - 1], last])
+    return source.encode("utf-8")[column:].decode("utf-8")
+
+
+def _defined_names(statement: ast.stmt) -> list[str]:
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        yield statement.name
-    elif isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Lambda):
-        yield from (target.id for target in statement.targets if isinstance(target, ast.Name))
-
-
-def _source_of(statement: ast.stmt, code: str) -> str:
-    """With its decorators, which are not part of the statement's own position."""
-    first = min([statement.lineno, *(item.lineno for item in getattr(statement, "decorator_list", ()))])
-    return "\n".join(code.splitlines()[first - 1 : statement.end_lineno])
+        return [statement.name]
+    if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Lambda):
+        return [target.id for target in statement.targets if isinstance(target, ast.Name)]
+    return []
 
 
 _source_cache = linecache.cache
