@@ -31,7 +31,7 @@ def test_without_settings_it_has_nothing_of_the_machine() -> None:
             "/tmp": USUAL,
             "/home/agent": USUAL,
             "/opt/packages": USUAL,
-            "/workspace": USUAL,
+            "/workspace": f"{USUAL},uid=1000,gid=1000",
         },
         "mounts": [],
         "cap_drop": ["ALL"],
@@ -44,7 +44,9 @@ def test_without_settings_it_has_nothing_of_the_machine() -> None:
 
 
 def test_an_engine_that_counts_no_files_gets_no_such_limit() -> None:
-    assert "nr_inodes" not in host_of(ContainerConfig(), counts_files=False)["tmpfs"]["/tmp"]
+    tmpfs = host_of(ContainerConfig(), counts_files=False)["tmpfs"]
+    assert "nr_inodes" not in tmpfs["/tmp"]
+    assert "uid" not in tmpfs["/workspace"]
 
 
 def test_limits_runtime_network_and_folders_are_handed_on(tmp_path: Path) -> None:

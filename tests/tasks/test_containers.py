@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
-from collections.abc import AsyncIterator
+import tarfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +15,22 @@ import pytest
 
 from carrel import Client
 from carrel.cli import task as task_commands
-from carrel.errors import SandboxUnavailable
+from carrel.errors import DatasetInvalid, SandboxUnavailable
 from carrel.execution.docker_engine import connect
 from carrel.session import Session
+from carrel.tasks.dataset import Dataset
+from carrel.tasks.dataset_check import check
 from carrel.tasks.environment import TaskExecutor, open_executor, prepare_sample
+from carrel.tasks.importers.swebench import import_swebench
 from carrel.tasks.runner import Agent, local_sessions, run_samples
 from carrel.tasks.sample import WIRE_FIELDS, Sample, SampleEnvironment
 from carrel.tasks.verification.changes import Changes
 from carrel.tasks.verification.verifier import grade, grade_patch, verify
 from tests.support import attacks
 from tests.support.attacks import SourceAttack
+from tests.support.git_repository import Repository
 from tests.support.real_docker import IMAGE
-from tests.support.samples import ADD, COMMAND, GOLD, ONE, PYTEST_ENV, SOLVE, calc
+from tests.support.samples import ADD, CALC, COMMAND, GOLD, ONE, PYTEST_ENV, SOLVE, calc, written
 from tests.support.server_process import ServerProcess
 
 IN_IMAGE: dict[str, Any] = {"backend": "container", "image": IMAGE, "env": PYTEST_ENV}
@@ -147,6 +153,52 @@ def test_a_server_with_samples_in_containers(tmp_path: Path, engine: str) -> Non
             client.sessions.close(session_id=session.session_id)
     finally:
         assert server.stop() == 0
+
+
+@pytest.fixture
+def image(tmp_path: Path, engine: str) -> Iterator[str]:
+    """An image with a repository at /testbed, as SWE-bench has them."""
+    repo = Repository(written(tmp_path / "testbed", CALC))
+    repo.commit("Begin")
+    repo.commit("Fix", {"calc.py": CALC["calc.py"].replace("a - b", "a + b")})
+    api, archive = connect(engine)._api, io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        tar.add(repo.folder, "testbed")
+    made = api.create_container(IMAGE, ["/"])["Id"]
+    api.put_archive(made, "/", archive.getvalue())
+    api.commit(made, f"sweb.eval.ada_1776_calc-{os.getpid()}", "1")
+    api.remove_container(made)
+    yield f"sweb.eval.{{hub_id}}-{os.getpid()}:1"
+    api.remove_image(f"sweb.eval.ada_1776_calc-{os.getpid()}:1")
+
+
+async def test_rows_of_swebench_with_images(image: str, tmp_path: Path, cache: Path, engine: str) -> None:
+    base = Repository.at(tmp_path / "testbed").git("rev-parse", "HEAD~1")
+    Repository.at(tmp_path / "testbed").git("checkout", "-q", base)
+    row = {"instance_id": "Ada__calc", "base_commit": base, "patch": GOLD, "test_patch": NEW_TEST}
+    row |= {"FAIL_TO_PASS": [ADD, "tests/test_calc.py::test_more"], "PASS_TO_PASS": [ONE]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    settings = {"environment": {"workdir": "/testbed", "env": PYTEST_ENV}, "verify": {"command": COMMAND}}
+    done = import_swebench(tmp_path / "rows.jsonl", None, tmp_path / "swe", settings, image_template=image)
+    assert (done.samples, done.left_out) == (["Ada__calc"], [])
+    (sample,) = Dataset.load(tmp_path / "swe").samples
+    (finding,) = await check([sample], cache=cache)
+    assert finding.status == "right", finding.faults
+    executor = await open_executor(await prepare_sample(sample, cache))
+    try:
+        # Its own files are those of the base commit, whatever else the image has of the history.
+        seen = (await executor.exec("pwd; ls -A; grep -c 'a - b' calc.py; ls .git/objects | wc -l")).stdout.split()
+        assert seen[:5] == ["/testbed", ".git", "calc.py", "tests", "1"]
+    finally:
+        await executor.close()
+    assert [each.name for each in (cache / "images").iterdir() if not each.name.endswith(".tar.gz")] == []
+    assert containers(engine) == []
+
+
+def test_a_template_of_images_that_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"instance_id": "a", "FAIL_TO_PASS": ["x"]}) + "\n")
+    with pytest.raises(DatasetInvalid, match=r"\{instance_id\} and \{hub_id\} only"):
+        import_swebench(tmp_path / "rows.jsonl", None, tmp_path / "swe", {}, image_template="x.{name}")
 
 
 async def test_an_image_that_is_missing(tmp_path: Path, cache: Path) -> None:

@@ -157,6 +157,19 @@ async def import_dataset(
         Path | None,
         typer.Option(metavar="DIR", help="With FILE: folder of git bundles, archives or folders of the repositories."),
     ] = None,
+    image_template: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="With FILE: images to run in, such as 'sweb.eval.x86_64.{instance_id}'; {hub_id} as on Docker Hub.",
+        ),
+    ] = "",
+    workdir: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH", help="Folder of the files. Default: /testbed with --image-template, else /workspace."
+        ),
+    ] = "",
     repo: Annotated[
         Path | None, typer.Option(metavar="DIR", help="A git repository whose commits become samples.")
     ] = None,
@@ -198,6 +211,7 @@ async def import_dataset(
         raise WrongUsage("--name is missing: the name of the new dataset")
     deps = [*(dep or []), *([] if test_command or any(map(_is_pytest, dep or [])) else ["pytest"])]
     environment = {"deps": deps, "setup": setup or [], "setup_network": bool(setup), "network": network}
+    environment["workdir"] = workdir or ("/testbed" if image_template else "")
     verify = {"command": test_command or PYTEST, "report": report, "timeout": timeout}
     settings = {
         "description": description,
@@ -205,8 +219,8 @@ async def import_dataset(
         "verify": _non_empty(verify),
     }
     into = (datasets or resolve_base(base) / "datasets") / name
-    if file is not None and repo is None and files is not None:
-        done = tasks.import_swebench(file, files, into, settings)
+    if file is not None and repo is None and (files is not None or image_template):
+        done = tasks.import_swebench(file, files, into, settings, image_template=image_template)
     elif file is None and repo is not None and commits:
         done = await _import_history(
             repo,
@@ -221,7 +235,7 @@ async def import_dataset(
             resume=resume,
         )
     else:
-        raise WrongUsage("give FILE and --files with the repositories, or --repo and --commits")
+        raise WrongUsage("give FILE and --files with the repositories or --image-template, or --repo and --commits")
     _print_imported(done, as_json)
 
 

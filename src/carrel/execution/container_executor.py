@@ -68,7 +68,9 @@ def host_of(config: ContainerConfig, *, counts_files: bool = True) -> dict[str, 
     if config.workspace is not None and config.workspace_mode != "overlay":
         mounts.append(Mount(source=config.workspace, at=config.workspace_at, mode=config.workspace_mode))
     else:
-        tmpfs[config.workspace_at] = own
+        # Where the image has this folder, runc gives the mount its mode, so the owner must be the session's user.
+        uid, _, gid = user_of(config).partition(":")
+        tmpfs[config.workspace_at] = own + (f",uid={uid},gid={gid}" if counts_files else "")
     settings = {
         "network_mode": config.network if isinstance(config.network, str) else "default" if config.network else "none",
         "read_only": True,

@@ -123,6 +123,22 @@ class Engine:
                 f"{_explanation(problem)}. {otherwise}"
             ) from None
 
+    def image_id(self, name: str) -> str:
+        """The digest of an image that the engine has."""
+        with _explained(f"inspect the image {name}"):
+            return str(self._api.inspect_image(name)["Id"])
+
+    def read_folder(self, image: str, folder: str, to: BinaryIO) -> None:
+        """Write a folder of an image as a tar archive; nothing of the image is run."""
+        with _explained(f"read {folder} of the image {image}"):
+            made = self._api.create_container(image, ["/"], labels={LABEL: "read"}, use_config_proxy=False)
+        try:
+            with _explained(f"read {folder} of the image {image}"):
+                for piece in self._api.get_archive(made["Id"], folder)[0]:
+                    to.write(piece)
+        finally:
+            self.remove(str(made["Id"]))
+
     def import_image(self, archive: BinaryIO, name: str, environment: Mapping[str, str]) -> None:
         """Create an image of one layer from the files of a tar archive."""
         changes = [f"ENV {key}={value}" for key, value in environment.items()]

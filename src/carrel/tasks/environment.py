@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import tarfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from carrel.execution import temp_dirs
 from carrel.execution.config import ContainerConfig, Mount, SandboxMode, SubprocessConfig
 from carrel.execution.connection import WorkerConnection
 from carrel.execution.container_executor import ContainerConnection, ContainerExecutor
+from carrel.execution.docker_engine import connect
 from carrel.execution.environments import Environment, locked
 from carrel.execution.executor import CommandResult, Handler
 from carrel.execution.packages import environment_for_all
@@ -102,8 +104,12 @@ async def prepare_sample(
     Raises FilesRefused, EnvironmentFailed or SetupFailed, each with the reason.
     """
     cache = cache or default_cache()
-    files = await prepared_files(sample, cache)
     wanted = sample.environment
+    if wanted.image and sample.files is None:
+        archive = await asyncio.to_thread(_archive_of_image, wanted.image, wanted.workdir, cache / "images")
+        files = await prepared_files(sample.model_copy(update={"files": archive}), cache)
+    else:
+        files = await prepared_files(sample, cache)
     if missing := wanted.missing():
         raise EnvironmentFailed(f"{sample.sample_id} needs {', '.join(missing)}, which this machine does not have")
     if wanted.image:
@@ -142,6 +148,36 @@ def _container_config(sample: Sample, files: Files) -> ContainerConfig:
         limits=wanted.limits.limits(),
         deps=tuple(wanted.deps),
     )
+
+
+def _archive_of_image(image: str, workdir: str, folder: Path) -> Path:
+    """The workdir of an image as a .tar.gz in this folder, read once for each content of the image."""
+    engine = connect()
+    engine.need_image(image, "`docker images` lists those that are there")
+    digest = hashlib.sha256(f"{engine.image_id(image)}\0{workdir}".encode()).hexdigest()[:32]
+    archive = folder / f"{digest}.tar.gz"
+    if archive.exists():
+        os.utime(archive)
+        return archive
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    scratch = temp_dirs.new_folder("image")
+    try:
+        with (scratch / "read.tar").open("wb") as read:
+            engine.read_folder(image, workdir, read)
+        with tarfile.open(scratch / "read.tar") as read, tarfile.open(scratch / "new", "w:gz", compresslevel=1) as new:
+            for member in read:
+                # The engine puts all files below the name of the folder; hard links name their targets in the same way.
+                content = read.extractfile(member) if member.isreg() else None
+                member.name = member.name.partition("/")[2]
+                if member.islnk():
+                    member.linkname = member.linkname.partition("/")[2]
+                if member.name:
+                    new.addfile(member, content)
+        shutil.move(scratch / "new", archive.with_suffix(".new"))
+        archive.with_suffix(".new").replace(archive)
+    finally:
+        temp_dirs.remove(scratch)
+    return archive
 
 
 async def open_files(prepared: PreparedSample) -> SubprocessExecutor:

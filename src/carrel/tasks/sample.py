@@ -69,7 +69,8 @@ class SampleEnvironment(BaseModel):
 
     backend: Literal["sandbox", "container"] = "sandbox"
     image: str = ""
-    """With `backend: container`, the image that sessions and verdicts run in; the files are copied to the workdir."""
+    """With `backend: container`, the image that sessions and verdicts run in. A sample without files has those in the
+    image's workdir."""
     workdir: Annotated[str, AfterValidator(_is_workdir)] = "/workspace"
     """Where the sample's files are in the sandbox."""
     programs: list[str] = []

@@ -21,7 +21,7 @@ from carrel.tasks.importers.write import (
     write_samples,
     write_settings,
 )
-from carrel.tasks.sample import Sample
+from carrel.tasks.sample import Sample, SampleEnvironment
 
 ENDINGS = (".bundle", ".tar.gz", ".tgz", "")
 _SAME = (
@@ -40,14 +40,20 @@ _UNITTEST = re.compile(r"(\w+) \(([\w.]+)\)")
 _LISTS = ("fail_to_pass", "pass_to_pass", "fail_to_fail")
 
 
-def import_swebench(file: Path, files: Path, into: Path, settings: dict[str, Any]) -> ImportResult:
+def import_swebench(
+    file: Path, files: Path | None, into: Path, settings: dict[str, Any], *, image_template: str = ""
+) -> ImportResult:
     """Make a sample of each line; its files are found in `files` by its instance_id, else by its repository's name.
 
-    Lines that cannot become samples are reported by number. `settings` is for `dataset.yaml`."""
+    With an `image_template` it runs in a container; `{instance_id}` in it is replaced, and `{hub_id}` by the same with
+    `_1776_` for `__`, as Docker Hub has it. Its files are then, without `files`, those in the image. Lines that cannot
+    become samples are reported by number. `settings` is for `dataset.yaml`."""
     refuse_wrong(settings)
     if not file.is_file():
         raise DatasetInvalid(f"there is no file {file}")
-    if not files.is_dir():
+    if files is None and not image_template:
+        raise DatasetInvalid("the files are missing: name a folder of repositories, or images")
+    if files is not None and not files.is_dir():
         raise DatasetInvalid(f"there is no folder {files} with the repositories")
     done = ImportResult(into)
     with new_dataset(into) as folder:
@@ -58,7 +64,10 @@ def import_swebench(file: Path, files: Path, into: Path, settings: dict[str, Any
                 sample = sample_of(row)
                 if sample.sample_id in samples:
                     raise ValueError(f"{sample.sample_id} is there twice")
-                sample.files = _copied(found(files, sample), files, folder)
+                if files is not None:
+                    sample.files = _copied(found(files, sample), files, folder)
+                if image_template:
+                    sample.environment = SampleEnvironment(backend="container", image=_image(image_template, sample))
             except ValidationError as problem:
                 done.left_out.append(SkippedItem(f"line {number}", faults(problem)))
             except ValueError as problem:
@@ -72,6 +81,14 @@ def import_swebench(file: Path, files: Path, into: Path, settings: dict[str, Any
         write_samples(folder, samples.values())
         done.samples = list(samples)
     return done
+
+
+def _image(template: str, sample: Sample) -> str:
+    names = {"instance_id": sample.instance_id, "hub_id": sample.instance_id.replace("__", "_1776_")}
+    try:
+        return template.format_map(names).lower()
+    except (KeyError, ValueError, IndexError):
+        raise ValueError(f"the template of images {template!r} may have {{instance_id}} and {{hub_id}} only") from None
 
 
 def _rows(file: Path, done: ImportResult) -> Iterator[tuple[int, dict[str, Any]]]:
