@@ -265,6 +265,19 @@ async def test_a_link_logs_in_once() -> None:
     assert await logins.enter(cookie, "a") is None, "a cookie is not a link"
 
 
+async def test_links_and_logins_expire() -> None:
+    now = [1000.0]
+    store = MemoryStore()
+    logins = Logins(store, None, may_act=True, clock=lambda: now[0])
+    late, in_time = await logins.new_link(), await logins.new_link()
+    assert await logins.enter(in_time, "a") is not None
+    now[0] += 301
+    assert await logins.enter(late, "a") is None
+    now[0] += 13 * 3600
+    assert await logins.enter(await logins.new_link(), "a") is not None
+    assert len(await store.list("server/logins")) == 1, "what has expired is removed"
+
+
 # --- the page of a server -------------------------------------------------------------------------------------------
 
 

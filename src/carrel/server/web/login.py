@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import parse_qs, urlsplit
 
@@ -41,17 +42,20 @@ class Visitor:
 class Logins:
     """Logins in a store: `server/logins/<digest of the cookie>.json`. A login ends with its key."""
 
-    def __init__(self, store: Store, keys: ApiKeys | None, *, may_act: bool) -> None:
+    def __init__(
+        self, store: Store, keys: ApiKeys | None, *, may_act: bool, clock: Callable[[], float] = time.time
+    ) -> None:
         """Without `keys`, only one-time links log in, as the owner of the machine."""
         self._store = store
         self._keys = keys
         self._may_act = may_act
+        self._clock = clock
         self._attempts = RateLimiter(1.0, 20)
 
     async def new_link(self) -> str:
         """Return the token of a link that logs in once, within five minutes."""
         token = secrets.token_urlsafe(24)
-        await self._put(token, {"link": True, "expires": time.time() + _LINK_SECONDS})
+        await self._put(token, {"link": True, "expires": self._clock() + _LINK_SECONDS})
         return token
 
     async def enter(self, text: str, address: str) -> str | None:
@@ -68,7 +72,8 @@ class Logins:
         else:
             return None
         cookie = secrets.token_urlsafe(32)
-        await self._put(cookie, {**entry, "expires": time.time() + _LOGIN_SECONDS})
+        await self._put(cookie, {**entry, "expires": self._clock() + _LOGIN_SECONDS})
+        await self._remove_expired()
         return cookie
 
     async def leave(self, cookie: str) -> None:
@@ -91,12 +96,20 @@ class Logins:
         await self._store.put(_key(secret), orjson.dumps(entry))
 
     async def _get(self, secret: str) -> dict[str, object] | None:
-        data = await self._store.get(_key(secret)) if secret and len(secret) < 500 else None
+        return await self._read(_key(secret)) if secret and len(secret) < 500 else None
+
+    async def _read(self, key: str) -> dict[str, object] | None:
+        """Return an entry; one that has expired is removed."""
+        data = await self._store.get(key)
         entry: dict[str, object] | None = orjson.loads(data) if data is not None else None
-        if entry is None or float(str(entry["expires"])) > time.time():
+        if entry is None or float(str(entry["expires"])) > self._clock():
             return entry
-        await self._store.delete(_key(secret))
+        await self._store.delete(key)
         return None
+
+    async def _remove_expired(self) -> None:
+        for key in await self._store.list(_FOLDER):
+            await self._read(key)
 
 
 def text_digest(text: str) -> str:
