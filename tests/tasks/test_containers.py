@@ -230,7 +230,7 @@ def test_settings_that_do_not_fit(environment: dict[str, Any], complaint: str) -
         Sample(sample_id="a", environment=environment)  # type: ignore[arg-type]
 
 
-async def test_engine_is_asked_for_nothing_of_the_host(executor: TaskExecutor, engine: str) -> None:
+async def test_the_engine_gets_nothing_of_the_host(executor: TaskExecutor, engine: str) -> None:
     (container,) = containers(engine)
     mounts = connect(engine)._api.inspect_container(container)["Mounts"]
     assert [mount["Type"] for mount in mounts if mount["Type"] == "bind"] == []
