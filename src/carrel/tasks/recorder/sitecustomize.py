@@ -53,7 +53,7 @@ def _watch_other_programs() -> None:
 
     Such code can read the recorder's marker. A runner opens the channel, and so ends this, before it loads any code."""
     from carrel_channel import ended_watch, lines_for  # noqa: PLC0415 -- only in processes of a test command
-    from carrel_known_functions import of_the_agent  # noqa: PLC0415
+    from carrel_known_functions import of_the_agent  # noqa: PLC0415 -- as above
 
     send, add = lines_for(os.environ.get("CARREL_RECORDER", "")), getattr(sys, "addaudithook", None)
     if send is None or add is None:
