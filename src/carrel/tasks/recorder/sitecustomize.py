@@ -48,16 +48,10 @@ def _add_recorder(manager: Any) -> None:
     manager.consider_env = consider_env
 
 
-def _watch_other_programs() -> None:
+def _watch_other_programs(send: Any, of_the_agent: Any, ended_watch: Any) -> None:
     """Tell the host when the agent's code runs in a program of the test command that is not the test runner.
 
     Such code can read the recorder's marker. A runner opens the channel, and so ends this, before it loads any code."""
-    from carrel_channel import ended_watch, lines_for  # noqa: PLC0415 -- only in processes of a test command
-    from carrel_known_functions import of_the_agent  # noqa: PLC0415 -- as above
-
-    send, add = lines_for(os.environ.get("CARREL_RECORDER", "")), getattr(sys, "addaudithook", None)
-    if send is None or add is None:
-        return
 
     def hook(event: str, values: Any) -> None:
         if event == "exec" and not ended_watch:
@@ -66,7 +60,8 @@ def _watch_other_programs() -> None:
                 ended_watch.append(True)
                 send(event="early", file=file)
 
-    add(hook)
+    if send is not None and hasattr(sys, "addaudithook"):
+        sys.addaudithook(hook)
 
 
 def _load_hidden_sitecustomize() -> None:
@@ -87,5 +82,10 @@ if "CARREL_RECORDER" in os.environ and _runs_unittest:
     carrel_unittest.install()
 if "CARREL_RECORDER" in os.environ:
     sys.meta_path.insert(0, _Pytest())  # type: ignore[arg-type]
-    _watch_other_programs()
+    import carrel_channel
+    import carrel_known_functions
+
+    _send = carrel_channel.lines_for(os.environ["CARREL_RECORDER"])
+    _watch_other_programs(_send, carrel_known_functions.of_the_agent, carrel_channel.ended_watch)
+    del _send
 _load_hidden_sitecustomize()
