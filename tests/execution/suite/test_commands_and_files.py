@@ -107,7 +107,7 @@ async def begun(executor: Executor, command: str) -> asyncio.Task[CommandResult]
 
 
 async def test_a_command_that_waits_holds_up_neither_commands_nor_files(executor: Executor) -> None:
-    await executor.exec("mkfifo fifo")
+    await executor.exec(["python3", "-c", "import os; os.mkfifo('fifo')"])
     waiting = await begun(executor, "echo begun; cat fifo")
     assert (await executor.exec("echo second")).stdout == "second\n"
     await executor.write_file("note", "1")
@@ -262,7 +262,7 @@ async def test_errors_of_files_are_those_of_open(executor: Executor) -> None:
 
 async def test_errors_about_kinds_of_files(executor: Executor) -> None:
     await executor.write_file("file", "1")
-    await executor.exec("mkfifo fifo")
+    await executor.exec(["python3", "-c", "import os; os.mkfifo('fifo')"])
     with pytest.raises(NotADirectoryError):
         await executor.read_file("file/below")
     with pytest.raises(NotADirectoryError):
