@@ -52,6 +52,7 @@ def nothing_left(host: Host) -> Iterator[None]:
     waiting_place(host)
     before = state(host)
     yield
+    start(host).close()  # the sandbox that was prepared last may have been killed
     waiting_place(host)
     wait_empty(lambda: {name: (before[name], now) for name, now in state(host).items() if now > before[name] + 1})
 
