@@ -7,6 +7,7 @@ import io
 import json
 import os
 import tarfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from carrel.session import Session
 from carrel.tasks.dataset import Dataset
 from carrel.tasks.dataset_check import check
 from carrel.tasks.environment import TaskExecutor, open_executor, prepare_sample
+from carrel.tasks.file_cache import prune
 from carrel.tasks.importers.swebench import import_swebench
 from carrel.tasks.runner import Agent, local_sessions, run_samples
 from carrel.tasks.sample import WIRE_FIELDS, Sample, SampleEnvironment
@@ -191,7 +193,12 @@ async def test_rows_of_swebench_with_images(image: str, tmp_path: Path, cache: P
         assert seen[:5] == ["/testbed", ".git", "calc.py", "tests", "1"]
     finally:
         await executor.close()
-    assert [each.name for each in (cache / "images").iterdir() if not each.name.endswith(".tar.gz")] == []
+    (archive,) = (cache / "images").iterdir()
+    os.utime(archive, (1, archive.stat().st_mtime))
+    await prepare_sample(sample, cache)
+    assert archive.stat().st_atime > 1, "it is used again now"
+    assert f"images/{archive.name}" in [each.name for each in prune(cache, time.time() + 60).removed]
+    assert list((cache / "images").iterdir()) == []
     assert containers(engine) == []
 
 

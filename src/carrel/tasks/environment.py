@@ -157,7 +157,7 @@ def _archive_of_image(image: str, workdir: str, folder: Path) -> Path:
     digest = hashlib.sha256(f"{engine.image_id(image)}\0{workdir}".encode()).hexdigest()[:32]
     archive = folder / f"{digest}.tar.gz"
     if archive.exists():
-        os.utime(archive)
+        os.utime(archive, (time.time(), archive.stat().st_mtime))  # The time of the change identifies the content.
         return archive
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     scratch = temp_dirs.new_folder("image")

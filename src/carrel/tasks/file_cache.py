@@ -424,15 +424,16 @@ def prune(cache: Path, before: float, *, dry_run: bool = False) -> Pruning:
             for leftover in (cache / kind).glob(f"*{_GONE}"):
                 temp_dirs.remove(leftover)
             _remove_old_records(cache / kind, before)
-    for archive in sorted((cache / "downloads").glob("*.tar.gz")):
+    for archive in sorted(path for kind in ("downloads", "images") for path in (cache / kind).glob("*.tar.[gn]*")):
         try:
             about = archive.stat()
         except FileNotFoundError:
             continue  # Another prune was faster.
-        if about.st_mtime >= before:
+        used = max(about.st_atime, about.st_mtime)
+        if used >= before:
             done.kept += 1
             continue
-        done.removed.append(Pruned(f"downloads/{archive.name}", about.st_size, about.st_mtime))
+        done.removed.append(Pruned(f"{archive.parent.name}/{archive.name}", about.st_size, used))
         if not dry_run:
             # A download in progress has the file open, and is not disturbed.
             archive.unlink(missing_ok=True)
