@@ -143,8 +143,12 @@ class StateNotSaved(ExecutionError):
     """The variables were not saved; the state that was saved before is as it was. The message says why."""
 
 
-class PlaceLost(WorkerLost):
+class WorkspaceLost(WorkerLost):
     """All processes of a session were ended, and the changes in its files are lost."""
+
+
+PlaceLost = WorkspaceLost
+"""The name of `WorkspaceLost` in 0.1, for one more release."""
 
 
 class EnvironmentFailed(ExecutionError):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from carrel.errors import ExecutorClosed, ForkRefused, PlaceLost, WorkerLost
+from carrel.errors import ExecutorClosed, ForkRefused, WorkerLost, WorkspaceLost
 from carrel.execution import connection
 from carrel.execution.capabilities import probe
 from carrel.execution.config import InProcessConfig, SubprocessConfig
@@ -367,7 +367,7 @@ async def test_init_is_killed_under_a_command() -> None:
         running = asyncio.ensure_future(executor.exec("echo begun; sleep 300", on_output=lambda _: begun.set()))
         await asyncio.wait_for(begun.wait(), 60)
         os.kill(session_of(executor).transport.init.pid, signal.SIGKILL)
-        with pytest.raises(PlaceLost, match="what was changed in its files is gone"):
+        with pytest.raises(WorkspaceLost, match="what was changed in its files is gone"):
             await running
         with pytest.raises(FileNotFoundError):
             await executor.read_file("made.txt")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from carrel.errors import PlaceLost
+from carrel.errors import WorkspaceLost
 from carrel.tasks.environment import prepare_sample
 from carrel.tasks.sample import Sample
 from carrel.tasks.verification.changes import read_changes
@@ -451,7 +451,7 @@ async def test_a_sandbox_that_died_is_not_judged_as_unchanged(
     assert executor._connection is not None
     assert executor._connection.transport.init is not None
     os.kill(executor._connection.transport.init.pid, signal.SIGKILL)
-    with pytest.raises(PlaceLost):
+    with pytest.raises(WorkspaceLost):
         await executor.exec("true")
     assert (await executor.exec("true")).success
     result = await verify(calc_sample, executor, cache=cache)

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Self
 
-from carrel.errors import CarrelError, ExecutorClosed, PlaceLost, WorkerLost
+from carrel.errors import CarrelError, ExecutorClosed, WorkerLost, WorkspaceLost
 from carrel.execution.async_channel import Record
 from carrel.execution.command_client import CommandClient, CommandServerGone
 from carrel.execution.commands_and_files import CommandsAndFiles
@@ -275,7 +275,7 @@ class WorkerExecutor(CommandsAndFiles):
         if connection is self._connection:
             await self._replace(connection)
         if connection.lost:
-            return PlaceLost(f"all processes of the session ended; {self.lost or 'its files are as they were'}")
+            return WorkspaceLost(f"all processes of the session ended; {self.lost or 'its files are as they were'}")
         return WorkerLost("the session was rewound meanwhile, which ends what runs in it")
 
     async def _replace(self, connection: WorkerConnection[Any]) -> None:
@@ -305,4 +305,4 @@ class WorkerExecutor(CommandsAndFiles):
             result = await self._after_death(connection, problem)
             if self._connection is connection:
                 raise WorkerLost(f"{result.error}; its variables are {result.state}") from None
-            raise PlaceLost(f"{result.error}; {result.state_reason}") from None
+            raise WorkspaceLost(f"{result.error}; {result.state_reason}") from None

@@ -19,9 +19,9 @@ from carrel.errors import (
     ExecutorClosed,
     InteractionNotFound,
     JobNotFound,
-    PlaceLost,
     SessionNotReady,
     SetupFailed,
+    WorkspaceLost,
 )
 from carrel.execution import temp_dirs
 from carrel.execution.executor import CommandResult, ExecutionResult, Executor, OnOutput
@@ -375,7 +375,7 @@ class HostedSession:
     def _why_not_run(self, problem: Exception) -> str:
         if isinstance(problem, ExecutorClosed) and self._ending is not None:
             return self._why_cancelled()
-        if isinstance(problem, PlaceLost):
+        if isinstance(problem, WorkspaceLost):
             return f"the session's processes died while the command ran: {problem}"
         return f"the command could not be run to its end: {problem}"
 

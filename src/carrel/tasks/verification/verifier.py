@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
 
-from carrel.errors import CarrelError, ConfigurationError, PlaceLost, ReportUnreadable, WorkerLost
+from carrel.errors import CarrelError, ConfigurationError, ReportUnreadable, WorkerLost, WorkspaceLost
 from carrel.execution import temp_dirs
 from carrel.execution.executor import Executor
 from carrel.tasks.environment import PreparedSample, open_executor, open_files, prepare_sample
@@ -54,7 +54,7 @@ class Verifier:
         try:
             # After its processes have died, an executor starts again without the work that was done in it.
             if lost := getattr(executor, "lost", ""):
-                raise PlaceLost(f"there is nothing to judge: {lost}")
+                raise WorkspaceLost(f"there is nothing to judge: {lost}")
             async with executor.still if isinstance(executor, OverlayExecutor) else nullcontext():
                 exclude = self._protection.protected_reason
                 # An executor in a container has listed its files when it started, and compares with that.
