@@ -77,7 +77,7 @@ def test_a_storage_expands_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("make", [Session.from_base, Session.subprocess, Session.inprocess, Session.container])
 def test_persist_is_refused_while_it_is_not_supported(make: Callable[..., Session], tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="not supported yet"):
+    with pytest.raises(ConfigurationError, match="not supported"):
         make(tmp_path, persist=True)
     assert make(tmp_path, persist=False, session_id="").id != ""
     assert make(tmp_path, persist=None, session_id="named").id == "named"

@@ -344,7 +344,7 @@ async def save_artifact(
 
 @command(artifacts, "delete", example="carrel artifacts delete answer.json")
 async def delete_artifact(name: ArtifactName, base: Base = None, as_json: Json = False) -> None:
-    """Delete an artifact; it is no error if there is none."""
+    """Delete an artifact, if there is one of this name."""
     async with open_session(base) as session:
         await session.delete_artifact(name)
     if as_json:

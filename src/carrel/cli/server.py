@@ -138,9 +138,9 @@ async def web(
     base: Base = None,
     as_json: Json = False,
 ) -> None:
-    """Show the sessions and task runs of a base folder as a web page, until Ctrl-C.
+    """Show sessions and task runs in the browser, until Ctrl-C.
 
-    Only this machine can connect."""
+    They are those of the base folder. Only this machine can connect."""
 
     def listening(link: str) -> None:
         if as_json:
@@ -207,7 +207,9 @@ async def add_key(
         typer.Option(metavar="SCOPE", help="full; agent (no access to solutions and tests); or read (no changes)."),
     ] = "full",
     session: Annotated[str | None, typer.Option(metavar="ID", help="Allow access to this session only.")] = None,
-    expires: Annotated[str | None, typer.Option(metavar="AGE", help="How long it is valid: 7d. Default: ever.")] = None,
+    expires: Annotated[
+        str | None, typer.Option(metavar="AGE", help="How long it is valid: 7d. Default: no limit.")
+    ] = None,
     base: Base = None,
     store: Store = None,
     data: Data = None,

@@ -170,7 +170,7 @@ def show_run(
     base: Base = None,
     as_json: Json = False,
 ) -> None:
-    """Show the runs there are, or one run with its attempts."""
+    """Show all runs, or one run with its attempts."""
     if not run:
         _print_runs([tasks.RunFolder(path) for path in _run_paths(base)], as_json)
         return

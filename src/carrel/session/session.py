@@ -90,7 +90,8 @@ class Session(SessionWorkspace):
             check_id(session_id)
         if persist:
             raise ConfigurationError(
-                "persist=True is not supported yet: variables and files of a session end with it; leave persist out"
+                "persist=True is not supported; leave it out, and to keep variables and files of a session give it "
+                "an executor with SubprocessConfig(state_folder=…)"
             )
         if embedder is not None:
             choose_embedder(embedder)  # Refuse an invalid one now, not at the first search.
