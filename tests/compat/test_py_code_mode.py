@@ -761,6 +761,110 @@ def test_errors(error_class: type, arguments: tuple[Any, ...], attributes: dict[
     assert not hasattr(error, "message")
 
 
+# --- errors of the namespaces in the running code ---------------------------------------------------------------------
+
+CATCH = """
+def caught(call, expected):
+    try:
+        call()
+    except expected as e:
+        return [type(e).__name__, e.namespace, e.operation, e.original_type, str(e) != ""]
+"""
+WRONG = "def run(n):\n    return {}[n]\n"
+FAILURES = [
+    ("tools.none", "ToolError", "tools", "call", "ToolNotFoundError"),
+    ("tools.echo.say(wrong=1)", "ToolError", "tools", "call", None),
+    ("skills.none()", "SkillError", "skills", "invoke", None),
+    ("skills.invoke('none')", "SkillError", "skills", "invoke", None),
+    ("skills.create('x', 'y = 1', 'd')", "SkillError", "skills", "create", None),
+    ("workflows.wrong(n=1)", "SkillError", "skills", "invoke", "KeyError"),
+    ("artifacts.load('none')", "ArtifactError", "artifacts", "load", "ArtifactNotFoundError"),
+    ("artifacts.save('../x', 1)", "ArtifactError", "artifacts", "save", None),
+    ("deps.add('')", "DepsError", "deps", "add", None),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "namespace", "operation", "original"), FAILURES)
+async def test_failures_of_the_namespaces(
+    base: Path, call: str, error: str, namespace: str, operation: str, original: str | None
+) -> None:
+    (base / "skills" / "wrong.py").write_text(WRONG)
+    async with Session.from_base(base) as session:
+        for expected in (error, "NamespaceError", "RPCError"):
+            found = await value(session, f"{CATCH}\ncaught(lambda: {call}, {expected})")
+            assert found is not None, f"{call} did not raise {expected}"
+            assert found == [error, namespace, operation, original or found[3], True]
+        result = await session.run(call)
+        assert str(result.error).splitlines()[-1].removeprefix("carrel.").startswith(error)
+        others = {"ToolError", "SkillError", "ArtifactError", "DepsError", "RPCTransportError"} - {error}
+        assert (await session.run(f"{CATCH}\ncaught(lambda: {call}, ({', '.join(sorted(others))}))")).error is not None
+
+
+async def test_failures_are_the_builtin_errors_too(base: Path) -> None:
+    (base / "skills" / "wrong.py").write_text(WRONG)
+    (base / "skills" / "inner.py").write_text("def run():\n    return tools.none()\n")
+    async with Session.subprocess(base) as session:
+        for call, builtin in (
+            ("tools.none", "AttributeError"),
+            ("skills.invoke('none')", "ValueError"),
+            ("artifacts.load('none')", "FileNotFoundError"),
+            ("skills.wrong(n=1)", "KeyError"),
+            ("skills.inner()", "ToolError"),  # and a SkillError
+        ):
+            assert await value(session, f"{CATCH}\ncaught(lambda: {call}, {builtin})"), call
+        assert (
+            await value(session, "try:\n    skills.wrong(n=1)\nexcept SkillError as e:\n    found = str(e)\nfound")
+            == "KeyError: 1"
+        )
+        # An error that cannot be made with a message alone is one of the namespace only.
+        await session.add_skill("decode", "def run():\n    return b'\\xff'.decode()\n", "")
+        assert (await value(session, f"{CATCH}\ncaught(skills.decode, SkillError)"))[3] == "UnicodeDecodeError"
+        assert await value(session, "hasattr(tools, 'none')") is False
+        awaited = "try:\n    await skills.wrong.call_async(n=1)\nexcept SkillError as e:\n    found = e.original_type"
+        assert await value(session, f"{awaited}\nfound") == "KeyError"
+        # A failure of other code is none of a namespace.
+        assert "ZeroDivisionError" in str((await session.run("try:\n    1/0\nexcept RPCError:\n    pass")).error)
+
+
+FAMILY = ["RPCError", "RPCTransportError", "NamespaceError", "SkillError", "ToolError", "ArtifactError", "DepsError"]
+
+
+async def test_the_rpc_errors_are_names_of_the_running_code(base: Path) -> None:
+    same = f"""
+[issubclass(RPCTransportError, RPCError), issubclass(NamespaceError, RPCError),
+ [each.__name__ for each in ({", ".join(FAMILY[3:])}) if issubclass(each, NamespaceError)]]
+"""
+    check = f"{CATCH}\ncaught(lambda: tools.none, ToolError)[1:3]"
+    executor = SubprocessExecutor()
+    async with Session(FileStorage(base), executor) as session:
+        assert executor.session is not None
+        assert await value(session, same) == [True, True, FAMILY[3:]]
+        assert await executor.session.variables() == []
+        assert await value(session, check) == ["tools", "call"]
+        await session.reset()
+        assert await value(session, check) == ["tools", "call"]
+        await session.run("del caught\nToolError = 1")
+        await session.reset()
+        assert await value(session, check) == ["tools", "call"]
+        async with await executor.session.fork() as fork:
+            assert (await fork.run(check)).value == ["tools", "call"]
+            assert (await fork.run("tools.list()[0].callables")).error is None
+            # A new worker of the fork, because the first one is killed.
+            assert (await fork.run("import os\nos.kill(os.getpid(), 9)")).error is not None
+            assert (await fork.run(check)).value == ["tools", "call"]
+            assert [each.name for each in await fork.variables() if each.name in FAMILY] == []
+        checkpoint = await executor.session.checkpoint()
+        await executor.session.rewind(checkpoint)
+        assert await value(session, check) == ["tools", "call"]
+
+
+async def test_code_in_this_process_gets_the_errors_themselves(base: Path) -> None:
+    async with Session.inprocess(base) as session:
+        assert "NameError" in str((await session.run("ToolError")).error)
+        caught = "try:\n    artifacts.load('none')\nexcept FileNotFoundError as e:\n    found = type(e).__name__\nfound"
+        assert await value(session, caught) == "ArtifactNotFoundError"
+
+
 # --- small objects ---------------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,6 @@ from carrel.execution.docker_engine import LABEL, Engine, connect, default_tag
 from carrel.execution.environments import NEUTRAL, Environment, has_installer
 from carrel.execution.executor import ExecutorCheckpoint, Handler
 from carrel.execution.file_changes import Tree, seen_below
-from carrel.execution.host_calls import known_errors
 from carrel.execution.packages import MARK, Packages, found_in_names, made_ready
 from carrel.execution.worker_executor import WorkerExecutor
 
@@ -268,7 +267,7 @@ class ContainerExecutor(WorkerExecutor):
             "home": config.workspace_at,
             "packages": PACKAGES,
             "names": sorted(self.handlers),
-            "errors": known_errors(),
+            "errors": self.errors,
             "frozen": config.frozen,
             "frozen_ceiling": config.frozen_ceiling,
         }

@@ -26,6 +26,14 @@ class NoSuchName(LookupError):
     """Code called a name that no handler answers."""
 
 
+class RecordedError(Exception):
+    """An error that a handler has described itself, as `error_record` does for all others."""
+
+    def __init__(self, record: Record) -> None:
+        super().__init__(record["message"])
+        self.record = record
+
+
 def handler_for(handlers: dict[str, Handler], name: str) -> Handler:
     """The handler of the name, or of the longest beginning of it."""
     words = name.split(".")
@@ -47,6 +55,8 @@ def whole(name: str, answer: Any) -> Any:
 
 def error_record(problem: BaseException) -> dict[str, Any]:
     """An exception as the code inside gets it: its class by name, what else it is, and what it knows as data."""
+    if isinstance(problem, RecordedError):
+        return problem.record
     name = "LookupError" if isinstance(problem, NoSuchName) else type(problem).__name__
     error = {"type": name, "message": str(problem), "also": _also(type(problem))}
     if isinstance(problem, CarrelError):

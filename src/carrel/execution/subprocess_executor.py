@@ -23,7 +23,6 @@ from carrel.execution.durable import StateFolder, describe, read_report, variabl
 from carrel.execution.environments import has_installer
 from carrel.execution.executor import ExecutionResult, ExecutorCheckpoint, Handler, SavedVariables
 from carrel.execution.file_changes import Unreadable, Upper, read_upper
-from carrel.execution.host_calls import known_errors
 from carrel.execution.local_transport import LocalConnection, LocalTransport
 from carrel.execution.output import BoundedOutput
 from carrel.execution.packages import Packages, subprocess_packages
@@ -166,7 +165,7 @@ class SubprocessExecutor(WorkerExecutor):
             "packages": added,
             "env": {"PATH": path, "PYTHONPATH": packages.path_of_commands(), **config.env},
             "names": sorted(self.handlers),
-            "errors": known_errors(),
+            "errors": self.errors,
             "frozen": config.frozen,
             "frozen_ceiling": config.frozen_ceiling,
         }

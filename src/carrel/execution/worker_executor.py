@@ -15,6 +15,7 @@ from carrel.execution.commands_and_files import CommandsAndFiles
 from carrel.execution.config import ProcessSettings
 from carrel.execution.connection import Recovery, WorkerConnection
 from carrel.execution.executor import ExecutionResult, ExecutorCheckpoint, Handler, Output, Variable
+from carrel.execution.host_calls import known_errors
 from carrel.execution.output import BoundedOutput, Streaming, streamed
 from carrel.execution.packages import Packages
 from carrel.execution.results import (
@@ -40,6 +41,8 @@ class WorkerExecutor(CommandsAndFiles):
 
     def __init__(self, handlers: dict[str, Handler] | None = None) -> None:
         self.handlers: dict[str, Handler] = handlers if handlers is not None else {}
+        self.errors = known_errors()
+        """The error classes that code has without importing them, parents first, and what else each is."""
         self._turn = asyncio.Lock()
         self._connection: WorkerConnection[Any] | None = None
         self._packages: Packages | None = None

@@ -1,9 +1,10 @@
 """The error classes of py_code_mode; where carrel has one for the same, each is that one too."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from carrel import errors
+from carrel.guest.worker import values
 
 
 class CodeModeError(Exception):
@@ -120,3 +121,44 @@ class ArtifactError(NamespaceError):
 class DepsError(NamespaceError):
     def __init__(self, operation: str, message: str, original_type: str = "RuntimeError") -> None:
         super().__init__("deps", operation, message, original_type)
+
+
+RPC_ERRORS = {
+    kind.__name__: [parent.__name__ for parent in kind.__mro__[1:] if issubclass(parent, RPCError)]
+    for kind in (RPCError, RPCTransportError, NamespaceError, SkillError, ToolError, ArtifactError, DepsError)
+}
+"""The classes that running code has without importing them, parents first, and what else each is."""
+
+
+def rpc_record(call: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe a failed call of the running code as an error of its namespace; `record` is the error as carrel has it.
+
+    It is the error of carrel too: `except ToolError` and `except AttributeError` both catch an unknown tool."""
+    namespace = call.partition(".")[0].replace("workflows", "skills")
+    attributes = values.decode(record["attributes"]) if "attributes" in record else {}
+    attributes |= {"namespace": namespace, "operation": operation_of(call), "original_type": record["type"]}
+    return {
+        "type": _NAMESPACE_ERRORS[namespace].__name__,
+        "also": [record["type"], *record["also"]],
+        "message": record["message"],
+        "attributes": values.encode(attributes),
+    }
+
+
+def operation_of(call: str) -> str:
+    """Return what py_code_mode names the operation of a call such as `tools.curl.get`."""
+    namespace, _, word = call.partition(".")
+    if namespace == "tools":
+        if word.endswith(".list"):
+            return "list_recipes"
+        return word if word in ("list", "search", "describe") else "call"
+    return _OPERATIONS.get(word, word)
+
+
+_NAMESPACE_ERRORS = {"skills": SkillError, "tools": ToolError, "artifacts": ArtifactError, "deps": DepsError}
+_OPERATIONS = {
+    **dict.fromkeys(("begin", "ended"), "invoke"),
+    **dict.fromkeys(("keep", "begin_upload", "upload", "end_upload", "drop_upload"), "save"),
+    **dict.fromkeys(("fetch", "piece"), "load"),
+}
+"""The operations that the running code carries out by calls of other names."""

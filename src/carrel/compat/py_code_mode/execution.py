@@ -13,11 +13,15 @@ from typing import Any, Protocol, runtime_checkable
 import carrel.session.session
 from carrel import errors
 from carrel.compat.py_code_mode.deps import RuntimeDepsDisabledError, checked_package
+from carrel.compat.py_code_mode.errors import RPC_ERRORS, rpc_record
 from carrel.compat.py_code_mode.skills import inner_dict
 from carrel.compat.py_code_mode.tools import callables_of, tool_dict
 from carrel.compat.py_code_mode.types import ExecutionResult
 from carrel.execution import config
 from carrel.execution.executor import ExecutionResult as CarrelResult
+from carrel.execution.executor import Handler
+from carrel.execution.host_calls import RecordedError, error_record
+from carrel.execution.worker_executor import WorkerExecutor
 from carrel.session.call_handlers import CallHandlers
 from carrel.session.storage import MemoryStorage
 
@@ -171,7 +175,6 @@ class BaseExecutor:
         if self.session is not None:
             return
         self.session = self._make_session(storage.open() if storage is not None else MemoryStorage())
-        self.session._call_handlers = _Handlers(self.session._library, self.session._steps, self.session.executor)
         await self.session.start()
 
     async def run(self, code: str, timeout: float | None = None) -> ExecutionResult:
@@ -280,7 +283,7 @@ class InProcessExecutor(BaseExecutor):
         from carrel.execution.in_process import InProcessExecutor as Own  # noqa: PLC0415 -- most programs do not use it
 
         settings = config.InProcessConfig(**self._common(storage, self.config.default_timeout))
-        return carrel.session.session.Session(storage, Own(settings), owns_storage=True, on_error="skip")
+        return _Session(storage, Own(settings), owns_storage=True, on_error="skip")
 
 
 class SubprocessExecutor(BaseExecutor):
@@ -300,7 +303,7 @@ class SubprocessExecutor(BaseExecutor):
             startup_timeout=mine.startup_timeout,
             cache_venv=mine.cache_venv and not mine.cleanup_venv_on_close,
         )
-        return carrel.session.session.Session(storage, Own(settings), owns_storage=True, on_error="skip")
+        return _Session(storage, Own(settings), owns_storage=True, on_error="skip")
 
 
 class ContainerExecutor(BaseExecutor):
@@ -321,11 +324,29 @@ class ContainerExecutor(BaseExecutor):
             remote_url=mine.remote_url,
             auth_token=mine.auth_token if mine.remote_url else None,
         )
-        return carrel.session.session.Session(storage, Own(settings), owns_storage=True, on_error="skip")
+        return _Session(storage, Own(settings), owns_storage=True, on_error="skip")
+
+
+class _Session(carrel.session.session.Session):
+    """A session of carrel, also a fork of one, that answers its code as py_code_mode does."""
+
+    def __init__(self, storage: Any, executor: Any, **settings: Any) -> None:
+        super().__init__(storage, executor, **settings)
+        self._call_handlers = _Handlers(self._library, self._steps, executor)
+        if isinstance(executor, WorkerExecutor):
+            executor.errors = {**executor.errors, **RPC_ERRORS}
 
 
 class _Handlers(CallHandlers):
-    """Answers the running code with the keys that py_code_mode has, in addition to those of carrel."""
+    """Answers the running code with the keys that py_code_mode has, in addition to those of carrel.
+
+    Code in another process gets failures as errors of the namespace."""
+
+    def handlers(self) -> dict[str, Handler]:
+        found = super().handlers()
+        if not isinstance(self._executor, WorkerExecutor):
+            return found
+        return {name: _with_rpc_errors(handler) for name, handler in found.items()}
 
     async def call_tool(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         answer = await super().call_tool(await self._recipe_for(name, kwargs), args, kwargs)
@@ -336,6 +357,10 @@ class _Handlers(CallHandlers):
     async def call_workflow(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         answer = await super().call_workflow(name, args, kwargs)
         verb = name.rpartition(".")[2]
+        if verb == "ended" and "error" in kwargs and isinstance(self._executor, WorkerExecutor):
+            # The worker raises this error while it handles that of the skill.
+            text = str(kwargs["error"])
+            raise RecordedError({"type": text.partition(":")[0], "also": [], "message": text})
         if verb in ("list", "search"):
             return list(map(inner_dict, answer))
         if verb in ("get", "create") and answer is not None:
@@ -358,6 +383,18 @@ class _Handlers(CallHandlers):
         if name.rpartition(".")[2] == "remove":
             return bool(answer["removed"] or answer["removed_from_config"])
         return answer
+
+
+def _with_rpc_errors(handler: Handler) -> Handler:
+    """Return a handler whose failures are errors of the namespace in the running code."""
+
+    async def answer(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        try:
+            return await handler(name, args, kwargs)
+        except Exception as problem:
+            raise RecordedError(rpc_record(name, error_record(problem))) from problem
+
+    return answer
 
 
 def _running_version() -> str:

@@ -36,26 +36,37 @@ class HostCallError(Exception):
 
 
 _made: dict[str, type[Exception]] = {}
+_combined: dict[tuple[str, ...], type[Exception]] = {}
+"""Classes of a known name that are other errors, too."""
 _UNFIT = (StopIteration, StopAsyncIteration)
 """Raised through a coroutine or a generator, these mean something else."""
 
 
 def error_class(name: str, also: list[str]) -> type[Exception]:
-    """The builtin exception of this name, or a class made for it that inherits from each of `also`."""
+    """The builtin exception of this name, or a class made for it; one that inherits from each of `also`."""
     known = _known(name)
-    if known is not None:
-        return known
     bases = [kind for kind in map(_known, also) if kind is not None]
+    if known is not None:
+        if all(issubclass(known, kind) for kind in bases):
+            return known
+        key = (name, *also)
+        if key not in _combined:
+            _combined[key] = _make(name, [known, *bases], known)
+        return _combined[key]
+    made = _made[name] = _make(name, bases, HostCallError)
+    return made
+
+
+def _make(name: str, bases: list[type[Exception]], otherwise: type[Exception]) -> type[Exception]:
+    """Make a class with these bases; only with the last argument as its base if they do not fit together."""
     # Each only once, and none that another one of them is already.
     bases = [kind for kind in bases if not any(other is not kind and issubclass(other, kind) for other in bases)]
     if not any(issubclass(kind, HostCallError) for kind in bases):
         bases.insert(0, HostCallError)
     try:
-        made = type(name, tuple(dict.fromkeys(bases)), {"__module__": "carrel"})
+        return type(name, tuple(dict.fromkeys(bases)), {"__module__": "carrel"})
     except TypeError:
-        made = type(name, (HostCallError,), {"__module__": "carrel"})
-    _made[name] = made
-    return made
+        return type(name, (otherwise,), {"__module__": "carrel"})
 
 
 def _known(name: str) -> type[Exception] | None:
@@ -72,12 +83,12 @@ def error_from_record(error: dict[str, Any]) -> Exception:
     message = str(error.get("message", ""))
     name, also = error.get("type"), error.get("also")
     name = name if isinstance(name, str) and name.isidentifier() else "HostCallError"
-    kind = error_class(name, [str(other) for other in also] if isinstance(also, list) else [])
-    try:
-        problem = kind(message)
-    except TypeError:
-        # Some of Python's own want more than a message.
-        problem = HostCallError(f"{name}: {message}")
+    problem: Exception = HostCallError(f"{name}: {message}")
+    # Some of Python's own want more than a message.
+    for others in ([str(other) for other in also] if isinstance(also, list) else [], []):
+        with suppress(TypeError):
+            problem = error_class(name, others)(message)
+            break
     if isinstance(problem, SyntaxError):
         # A traceback shows this and not the argument; a class that is two of Python's own has the other one's start.
         problem.msg = message
