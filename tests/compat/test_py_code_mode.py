@@ -568,6 +568,14 @@ async def test_artifacts_inside(session: Session) -> None:
     assert await session.list_artifacts() == []
 
 
+async def test_the_folder_of_the_artifacts_in_this_process(base: Path) -> None:
+    async with Session.inprocess(base) as session:
+        read = "artifacts.save('x.txt', 'text')\nfrom pathlib import Path\nPath(artifacts.path, 'x.txt').read_text()"
+        assert await value(session, read) == "text"
+        assert await value(session, "artifacts.path") == FileStorage(base).get_artifact_store().path
+        assert await value(session, "artifacts.load('x.txt')") == "text"
+
+
 async def test_a_folder_of_the_original_is_read(base: Path) -> None:
     (base / "artifacts").mkdir()
     (base / "artifacts" / "report.txt").write_text("of the original")
@@ -661,6 +669,8 @@ async def test_redis(redis_url: str) -> None:
         await session.save_artifact("a", "text")
     assert [skill.name for skill in storage.get_skill_library().list()] == ["one"]
     assert storage.get_artifact_store().load("a") == "text"
+    async with Session(storage, InProcessExecutor()) as session:
+        assert await value(session, "artifacts.path") == storage.get_artifact_store().path
 
     client = Redis.from_url(redis_url)
     other = RedisStorage(redis=client, prefix="mine")

@@ -345,8 +345,13 @@ class _Handlers(CallHandlers):
     def handlers(self) -> dict[str, Handler]:
         found = super().handlers()
         if not isinstance(self._executor, WorkerExecutor):
-            return found
+            return {**found, "artifacts.path": self._path_of_artifacts}
         return {name: _with_rpc_errors(handler) for name, handler in found.items()}
+
+    async def _path_of_artifacts(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> str:
+        """Return what the store's `path` is."""
+        storage: Any = self._library._storage
+        return f"{getattr(storage, 'base_path', None) or getattr(storage, '_prefix', 'memory')}/artifacts"
 
     async def call_tool(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         answer = await super().call_tool(await self._recipe_for(name, kwargs), args, kwargs)

@@ -43,6 +43,16 @@ class Artifacts(RemoteName):
         return f"<{self._name}: save(name, data), load(name), list(), get(name), exists(name), delete(name)>"
 
 
+class ArtifactsWithPath(Artifacts):
+    """`artifacts` of code that sees their folder, if the host answers `artifacts.path`."""
+
+    __slots__ = ()
+
+    @property
+    def path(self) -> str:
+        return str(self._host.call(f"{self._name}.path", {"args": [], "kwargs": {}}))
+
+
 class LocalFiles:
     """Gives artifacts a `path` that can be opened here: that of the host if possible, else that of a copy."""
 

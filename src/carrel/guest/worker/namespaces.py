@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from time import monotonic  # by name: what code sets on the module time does not matter here
 from typing import Any
 
-from .artifacts import Artifacts
+from .artifacts import Artifacts, ArtifactsWithPath
 from .host_calls import HostCallClient, RecordCall, RemoteName
 from .workflows import Workflows
 
@@ -27,6 +27,8 @@ def namespaces(host: HostCallClient, names: Iterable[str], builtins: Any) -> dic
         found[name] = _KINDS.get(name, RemoteName)(host, name)
     if "tools._names" in full_names:
         found["tools"] = Tools(host, "tools", ToolNames(host))
+    if "artifacts.path" in full_names:
+        found["artifacts"] = ArtifactsWithPath(host, "artifacts")
     both = [name for name in ("workflows", "skills") if name in words]
     if both:
         workflows = Workflows(host, both[0], builtins, found)
