@@ -11,6 +11,7 @@ import pytest
 from carrel.errors import WorkerLost
 from carrel.execution.command_client import CommandClient, error_of
 from carrel.execution.commands_and_files import CommandsAndFiles
+from carrel.execution.packages import Packages
 from carrel.guest.channel import encode_record
 
 
@@ -31,6 +32,12 @@ class Lying(CommandsAndFiles):
 
     def close(self) -> None:
         """The stream is closed."""
+
+    async def start(self) -> None:
+        """Nothing has to be started."""
+
+    async def _with_packages(self) -> Packages:
+        raise NotImplementedError
 
     async def _command_client(self, user: str) -> CommandClient:
         return self.client

@@ -274,11 +274,14 @@ def test_the_init_of_a_fork_is_out_of_the_worker_s_reach(start: Start, fork: For
 def test_whenever_the_init_of_a_new_fork_is_killed_the_session_is_unharmed(start: Start) -> None:
     session = start()
     for number in range(40):
-        threading.Timer(number / 4_000, kill_inits_below, (session,)).start()
+        killer = threading.Timer(number / 4_000, kill_inits_below, (session,))
+        killer.start()
         try:
             other = session.fork()
         except (Refused, json.JSONDecodeError, InitGone):
             continue  # It was killed before its worker had entered, or when that had just begun.
+        finally:
+            killer.join()
         other.run("answer = 1")
         other.close()
     assert session.value("answer = 6 * 7") == 42
