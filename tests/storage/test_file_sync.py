@@ -52,8 +52,10 @@ async def synced(pool: SyncPool, file: SyncedFile) -> None:
 
 async def test_two_hundred_tasks_that_wait_at_once_share_two_syncs(tmp_path: Path) -> None:
     file, pool = SlowFile(tmp_path / "log"), SyncPool()
+    tasks = [asyncio.ensure_future(pool.synced(file)) for _ in range(200)]
+    await asyncio.sleep(0)
     file.allowed.release(10)
-    await asyncio.wait_for(asyncio.gather(*(pool.synced(file) for _ in range(200))), 30)
+    await asyncio.wait_for(asyncio.gather(*tasks), 30)
     assert file.begun <= 2
 
 
