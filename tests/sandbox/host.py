@@ -136,7 +136,8 @@ class Session:
         fork.stdout, out = os.pipe()
         fork.stderr, err = os.pipe()
         self.line.sendall(json.dumps({"code": FORK}).encode() + b"\n")
-        assert self.stream.readline() == b"{}\n"
+        if self.stream.readline() != b"{}\n":
+            raise InitGone("the worker ended before it was forked")
         socket.send_fds(self.line, [b"x"], [line.fileno(), out, err])
         answer = json.loads(self.stream.readline())
         line.close()
