@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright import sync_api
 
 from carrel import SessionStore, user_text_message
 from tests.server.test_page import write_run, write_sessions
@@ -44,7 +46,6 @@ def browser() -> Iterator[Any]:
     program = shutil.which("chromium")
     if program is None:
         skip_without("no Chromium on this machine: `apt install chromium`")
-    sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
@@ -71,7 +72,7 @@ def login(base: Path, browser: Any) -> Iterator[tuple[str, Any]]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [320, 1280])
 def test_every_page_is_accessible_and_fits(browser: Any, login: tuple[str, Any], scheme: str, width: int) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    axe = Axe()
     url, state = login
     size = {"width": width, "height": 900}
     # The policy refuses the script of axe; all other tests have it in force.
