@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import resuming
 from carrel.execution.config import SubprocessConfig
 from carrel.execution.docker_engine import pack_image
 from carrel.execution.subprocess_executor import SubprocessExecutor
@@ -294,6 +295,7 @@ WANTED: dict[str, float | None] = {
     "memory of those 20": 200e6,
     "crash to the next answer, variables restored": 0.020,
     "interrupt of while True: pass": 0.050,
+    **resuming.WANTED,
 }
 
 
@@ -323,6 +325,7 @@ async def carrel_side(quick: bool) -> Rows:
     rows = await carrel_rows(quick)
     rows["private memory of an idle session"] = await carrel_memory()
     rows["20 sessions with numpy and pandas"], rows["memory of those 20"] = await carrel_twenty()
+    rows |= await resuming.resuming_rows(quick)
     return rows
 
 

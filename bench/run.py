@@ -20,12 +20,14 @@ from rich.table import Table
 
 import appending
 import calling
+import containers
 import describing
 import finding
 import importing
 import library
 import listing
 import loading
+import paging
 import searching
 import serving
 import verifying
@@ -43,6 +45,8 @@ SUBJECTS = {
     "verify": verifying.measure,
     "library": library.measure,
     "serve": serving.measure,
+    "containers": containers.measure,
+    "page": paging.measure,
 }
 RESULTS = Path(__file__).parent / "results"
 

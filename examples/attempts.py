@@ -11,6 +11,7 @@ Model = Callable[[list[dict[str, Any]]], Awaitable[str]]
 
 async def solve(task: carrel.Session, model: Model, most: int = 5) -> int | None:
     """Return the number of the attempt that solved it, or None. The model answers with a shell command."""
+    assert task.sample is not None
     conversation = await task.converse(task.sample.sample_id)
     conversation.create_user_message(task.sample.problem_statement)
     start = await task.checkpoint("start")
@@ -39,8 +40,9 @@ def scripted(*commands: str) -> Model:
 
 async def main() -> None:
     async with carrel.Session.for_sample("demo", "calc-1") as task:
-        patch = task.sample.patch
-        model = scripted("rm -rf *", "echo 'It looks right to me'", f"git apply - <<'END'\n{patch}\nEND")
+        assert task.sample is not None
+        right = f"git apply - <<'END'\n{task.sample.patch}\nEND"
+        model = scripted("rm -rf *", "echo 'It looks right to me'", right)
         await solve(task, model)
         assert task.conversation is not None
         print(f"messages now: {len(task.conversation.messages)}")

@@ -11,10 +11,16 @@ import pytest
 import carrel
 
 ROOT = Path(__file__).parent.parent
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
 WITH_EXAMPLES = [
-    page for page in PAGES if re.search(r"^```(python|console)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    page
+    for page in PAGES
+    if re.search(r"^```(python|console)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    and page.parent.name != "adapters"  # tests/adapters/test_pages.py runs them
 ]
+WITH_ENGINE = {"docs/tasks-as-images.md"}
+"""Pages whose examples need a container engine: they run by `make test-real`."""
 RUNNER = Path(__file__).parent / "support" / "page_runner.py"
 
 
@@ -37,8 +43,21 @@ def run_page(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name_of)
+@pytest.mark.parametrize("page", [page for page in WITH_EXAMPLES if name_of(page) not in WITH_ENGINE], ids=name_of)
 def test_the_examples_of_a_page_work(page: Path, tmp_path: Path) -> None:
+    check_page(page, tmp_path)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("page", [ROOT / name for name in sorted(WITH_ENGINE)], ids=name_of)
+def test_the_examples_of_a_page_work_with_an_engine(
+    page: Path, tmp_path: Path, docker_engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", docker_engine)
+    check_page(page, tmp_path)
+
+
+def check_page(page: Path, tmp_path: Path) -> None:
     done = run_page(page, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(done.stdout) > 0
@@ -81,6 +100,13 @@ def test_every_public_name_is_in_the_docs() -> None:
     assert [name for name in carrel.__all__ if not re.search(rf"\b{re.escape(name)}\b", text)] == []
 
 
+def test_every_environment_variable_is_in_the_docs() -> None:
+    sources = [path for path in (ROOT / "src").rglob("*.py") if "recorder" not in path.parts]
+    names = {name for path in sources for name in re.findall(r"\bCARREL_[A-Z_]+[A-Z]\b", path.read_text("utf-8"))}
+    page = (ROOT / "docs" / "environment-variables.md").read_text("utf-8")
+    assert sorted(name for name in names if name not in page and not name.startswith("CARREL_RECORDER")) == []
+
+
 def anchor(heading: str) -> str:
     """The anchor that GitHub gives a heading."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
@@ -110,11 +136,9 @@ def test_links_between_pages_have_targets(page: Path) -> None:
 
 def test_every_page_can_be_reached_from_the_index() -> None:
     listed = {(ROOT / "docs" / link.partition("#")[0]).resolve() for link in local_links(ROOT / "docs" / "README.md")}
-    assert [
-        name_of(page) for page in (ROOT / "docs").glob("*.md") if page.name != "README.md" and page not in listed
-    ] == []
+    assert [name_of(page) for page in DOCS if page.name != "README.md" and page not in listed] == []
 
 
 def test_every_page_is_in_the_navigation_of_the_site() -> None:
-    named = re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    assert sorted(named) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+    named = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert sorted(named) == sorted(str(page.relative_to(ROOT / "docs")) for page in DOCS)

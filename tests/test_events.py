@@ -9,6 +9,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from enum import Enum
+from typing import Any
 
 import pytest
 
@@ -319,7 +320,7 @@ async def test_what_still_waited_when_it_was_unsubscribed_is_not_delivered(bus: 
 
 async def test_unsubscribing_during_publish_skips_no_other(bus: Bus) -> None:
     heard: list[str] = []
-    ends = {}
+    ends: dict[str, Any] = {}
 
     def leave(name: str) -> None:
         heard.append(name)

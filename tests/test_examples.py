@@ -1,30 +1,25 @@
 """The programs in examples/, run with the real SDKs and a scripted model."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jupyter_client.manager import start_new_kernel
 
-from carrel import (
-    FileStorage,
-    MemoryStorage,
-    Session,
-    SessionStore,
-    assistant_message,
-    text_block,
-    tool_use_block,
-)
-from examples import agent_loop, attempts
+from carrel import FileStorage, MemoryStorage, Session
+from examples import agent_loop, attempts, best_of_n, continue_later, grade_repository, web_client
+from tests.support.faulty_server import FaultyServer
+from tests.support.git_repositories import flat
 from tests.support.lazy_module import LazyModule
+from tests.support.server_process import ServerProcess
 
-agents = LazyModule("agents")
-responses = LazyModule("openai.types.responses")
 pydantic_ai = LazyModule("pydantic_ai")
 function_model = LazyModule("pydantic_ai.models.function")
-openai_agents_session = LazyModule("examples.openai_agents_session")
 pydantic_ai_tool = LazyModule("examples.pydantic_ai_tool")
 
 ROOT = Path(__file__).parents[1]
@@ -58,6 +53,54 @@ async def test_the_agent_loop(
     assert results[-1]["model_text"] == "4"
 
 
+def test_the_agent_with_the_sdk_of_anthropic(tmp_path: Path) -> None:
+    answers = [
+        {"type": "tool_use", "id": "t1", "name": "run_code", "input": {"code": "sum(range(10))"}},
+        {"type": "text", "text": "It is 45."},
+    ]
+    reply: dict[str, Any] = {
+        "id": "m",
+        "type": "message",
+        "role": "assistant",
+        "model": "claude",
+        "stop_reason": "end_turn",
+    }
+    reply |= {"stop_sequence": None, "usage": {"input_tokens": 1, "output_tokens": 1}}
+    bodies = [json.dumps({**reply, "content": [answer]}).encode() for answer in answers]
+    with FaultyServer([(200, {"Content-Type": "application/json"}, body) for body in bodies]) as server:
+        env = {**os.environ, "ANTHROPIC_BASE_URL": server.url, "ANTHROPIC_API_KEY": "none"}
+        program = [sys.executable, str(ROOT / "examples" / "anthropic_agent.py"), "What is the sum?"]
+        done = subprocess.run(program, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("It is 45.\n", 0), done.stderr
+    first, second = (json.loads(request.body) for request in server.seen)
+    assert [message["role"] for message in first["messages"]] == ["user"]
+    assert second["messages"][2]["content"][0]["content"] in ("45", [{"type": "text", "text": "45"}])
+
+
+async def test_best_of_n(capsys: pytest.CaptureFixture[str]) -> None:
+    await best_of_n.main()
+    assert capsys.readouterr().out.splitlines() == [
+        "best score: 1, its notes: ['read the tests', 'applied a patch']",
+        "the session itself is unchanged: ['read the tests'], []",
+    ]
+
+
+async def test_grading_an_agent_on_a_repository(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    repository = flat(tmp_path / "halves")
+    command = "sed -i 's,// 2,/ 2,' halves.py"
+    await grade_repository.main(str(repository.folder), "v1..trunk", command, tmp_path / "base")
+    assert capsys.readouterr().out.splitlines() == ["1 samples from v1..trunk", "solved 1 of 1"]
+
+
+def test_the_client_of_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = ServerProcess(tmp_path / "server").start()
+    web_client.main(server.key, server.url)
+    server.stop()
+    printed = capsys.readouterr().out
+    assert printed.startswith("session on demo/calc-1: ready\n")
+    assert printed.endswith("exit code 0\nverdict: solved, score 1.0\n")
+
+
 async def test_the_attempts(capsys: pytest.CaptureFixture[str]) -> None:
     await attempts.main()
     assert capsys.readouterr().out.splitlines() == [
@@ -68,200 +111,18 @@ async def test_the_attempts(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+async def test_the_session_that_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        await continue_later.main(str(tmp_path))
+    assert capsys.readouterr().out.splitlines() == [
+        "step 1, files: steps.txt",
+        "continues with 1 messages and the variables steps",
+        "step 2, files: steps.txt",
+    ]
+
+
 def test_the_agent_loop_is_a_page_long() -> None:
     assert len((ROOT / "examples" / "agent_loop.py").read_text().splitlines()) <= 60
-
-
-# --- the OpenAI Agents SDK --------------------------------------------------------------------------------------------
-
-
-def scripted(*turns: list[Any]) -> Any:
-    """A model with scripted answers that keeps its inputs in `inputs`."""
-
-    class Scripted(agents.Model):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.turns = list(turns)
-            self.inputs: list[Any] = []
-
-        async def get_response(self, system_instructions: Any, input: Any, *more: Any, **named: Any) -> Any:
-            self.inputs.append(input)
-            return agents.ModelResponse(output=self.turns.pop(0), usage=agents.Usage(), response_id=None)
-
-        def stream_response(self, *args: Any, **named: Any) -> Any:
-            raise NotImplementedError
-
-    return Scripted()
-
-
-def says(text: str) -> Any:
-    content = responses.ResponseOutputText(text=text, type="output_text", annotations=[])
-    return responses.ResponseOutputMessage(
-        id=f"m-{text}", content=[content], role="assistant", status="completed", type="message"
-    )
-
-
-def calls(name: str, arguments: str) -> Any:
-    return responses.ResponseFunctionToolCall(call_id=f"c-{name}", name=name, arguments=arguments, type="function_call")
-
-
-@pytest.fixture
-def no_tracing() -> None:
-    agents.set_tracing_disabled(True)
-
-
-async def test_the_agents_sdk_goes_on_where_it_left_off(tmp_path: Path, no_tracing: None) -> None:
-    @agents.function_tool
-    def add(a: int, b: int) -> int:
-        return a + b
-
-    async with SessionStore(tmp_path) as store:
-        first = openai_agents_session.KeptSession("sums", store, model="scripted")
-        assert isinstance(first, agents.Session)
-        thought = responses.ResponseReasoningItem(id="r-1", summary=[], type="reasoning", encrypted_content="xyz")
-        model = scripted([thought, calls("add", '{"a": 1, "b": 2}')], [says("Three.")])
-        done = await agents.Runner.run(agents.Agent(name="sums", model=model, tools=[add]), "1 + 2?", session=first)
-        assert done.final_output == "Three."
-
-    async with SessionStore(tmp_path) as store:  # another program, another day
-        again = openai_agents_session.KeptSession("sums", store)
-        model = scripted([says("Sure.")])
-        await agents.Runner.run(agents.Agent(name="sums", model=model, tools=[add]), "Sure?", session=again)
-        [request] = model.inputs
-        assert [item.get("type", item.get("role")) for item in request] == [
-            "user",
-            "reasoning",
-            "function_call",
-            "function_call_output",
-            "message",
-            "user",
-        ]
-        assert request[1]["encrypted_content"] == "xyz"
-        assert request[3]["output"] == "3"
-        [meta] = await store.list_sessions()
-        assert (meta["title"], meta["model"]) == ("1 + 2?", "scripted")
-
-
-async def test_items_are_counted_taken_back_and_cleared(tmp_path: Path) -> None:
-    async with SessionStore(tmp_path) as store:
-        session = openai_agents_session.KeptSession("a", store)
-        assert await session.get_items() == []
-        assert await session.pop_item() is None
-        await session.clear_session()
-        items = [{"role": "user", "content": str(number)} for number in range(4)]
-        await session.add_items(items)
-        await session.add_items([])
-        assert await session.get_items() == items
-        assert await session.get_items(limit=2) == items[2:]
-        assert await session.get_items(limit=0) == []
-        assert await session.get_items(limit=9) == items
-        assert await session.pop_item() == items[3]
-        assert await session.get_items() == items[:3]
-        await session.add_items([{"type": "reasoning", "id": "r", "summary": []}])
-        assert await session.pop_item() == {"type": "reasoning", "id": "r", "summary": []}
-        assert await session.get_items() == items[:3]
-        await session.clear_session()
-        assert await session.get_items() == []
-        assert len([entry async for entry in store.iter_entries("a")]) >= 8, "the log keeps all of it"
-
-
-async def test_the_sdk_sees_only_the_newest_items_on_request(tmp_path: Path, no_tracing: None) -> None:
-    async with SessionStore(tmp_path) as store:
-        session = openai_agents_session.KeptSession("a", store, limit=2)
-        await session.add_items([{"role": "user", "content": str(number)} for number in range(9)])
-        model = scripted([says("Yes.")])
-        await agents.Runner.run(agents.Agent(name="a", model=model), "Well?", session=session)
-        assert [item["content"] for item in model.inputs[0]] == ["7", "8", "Well?"]
-
-
-ITEMS: list[dict[str, Any]] = [
-    {"role": "user", "content": "Both, please."},
-    {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
-    {"type": "reasoning", "id": "r-1", "summary": [], "encrypted_content": "xyz"},
-    {
-        "type": "function_call",
-        "id": "f-1",
-        "call_id": "a",
-        "name": "look",
-        "arguments": '{ "x":1 }',
-        "status": "completed",
-    },
-    {"type": "function_call", "id": "f-2", "call_id": "b", "name": "look", "arguments": "not JSON"},
-    {"type": "function_call_output", "call_id": "b", "output": "second"},
-    {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "first"}]},
-    {"type": "web_search_call", "id": "w-1", "status": "completed", "action": {"type": "search", "query": "x"}},
-    {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "+1"},
-    {"type": "item_reference", "id": "m-7"},
-    {"role": "assistant", "content": "Done."},
-]
-
-
-async def test_items_come_back_as_they_were(tmp_path: Path) -> None:
-    async with SessionStore(tmp_path) as store:
-        session = openai_agents_session.KeptSession("a", store)
-        await session.add_items(ITEMS)
-        assert await session.get_items() == ITEMS
-        for number, item in enumerate(ITEMS):  # each alone: a call without its answer, an answer without its call
-            lone = openai_agents_session.KeptSession(f"lone-{number}", store)
-            await lone.add_items([item])
-            assert await lone.get_items() == [item]
-            assert await lone.pop_item() == item
-            assert await lone.get_items() == []
-            assert await lone.pop_item() is None
-    async with SessionStore(tmp_path) as store:
-        again = openai_agents_session.KeptSession("a", store)
-        popped = []
-        while (item := await again.pop_item()) is not None:
-            popped.append(item)
-            assert len(popped) <= len(ITEMS), "popping ends"
-        assert popped == ITEMS[::-1]
-
-
-async def test_a_call_that_was_never_answered_is_in_no_request(tmp_path: Path, no_tracing: None) -> None:
-    async with SessionStore(tmp_path) as store:
-        session = openai_agents_session.KeptSession("a", store)
-        await session.add_items([{"role": "user", "content": "Look."}, ITEMS[3]])
-    async with SessionStore(tmp_path) as store:
-        session = openai_agents_session.KeptSession("a", store)
-        model = scripted([says("Yes.")])
-        await agents.Runner.run(agents.Agent(name="a", model=model), "Well?", session=session)
-        assert [item.get("content") for item in model.inputs[0]] == ["Look.", "Well?"]
-        assert ITEMS[3] in await session.get_items()
-
-
-async def test_parallel_calls_keep_their_order(tmp_path: Path, no_tracing: None) -> None:
-    @agents.function_tool
-    def add(a: int, b: int) -> int:
-        return a + b
-
-    def call(call_id: str) -> Any:
-        return responses.ResponseFunctionToolCall(
-            call_id=call_id, name="add", arguments='{"a": 1, "b": 2}', type="function_call"
-        )
-
-    async with SessionStore(tmp_path) as store:
-        session = openai_agents_session.KeptSession("a", store)
-        model = scripted([call("c-1"), call("c-2")], [says("Three.")])
-        await agents.Runner.run(agents.Agent(name="a", model=model, tools=[add]), "Twice?", session=session)
-        items = await session.get_items()
-        assert [item.get("call_id", item.get("role")) for item in items] == [
-            *("user", "c-1", "c-2", "c-1", "c-2", "assistant")
-        ]
-        assert model.inputs[1] == items[:-1]
-
-
-async def test_items_of_another_program_are_read_and_popped(tmp_path: Path) -> None:
-    async with SessionStore(tmp_path) as store:
-        session = openai_agents_session.KeptSession("a", store)
-        await session.add_items(ITEMS[:1])
-        blocks = [text_block("Looking."), tool_use_block(tool_id="t", name="look")]
-        await store.append_message("a", assistant_message(blocks, provider="anthropic"))
-        items = await session.get_items()
-        assert [item.get("type", item.get("role")) for item in items][:3] == ["user", "message", "function_call"]
-        popped = []
-        while (item := await session.pop_item()) is not None:
-            popped.append(item)
-            assert len(popped) <= len(items), "popping ends"
-        assert popped == items[::-1]
 
 
 # --- pydantic-ai ------------------------------------------------------------------------------------------------------

@@ -1,5 +1,9 @@
 """All exceptions of carrel, in one tree; each is also the builtin exception that callers catch."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
 
 class CarrelError(Exception):
     """The base of all exceptions that carrel raises on purpose."""
@@ -38,6 +42,10 @@ class GuardLost(StorageWriteError):
     """A write was refused because the object that guards it was changed or deleted."""
 
 
+class LeaseHeld(StorageError, TimeoutError):
+    """Another living process holds the lease of this name."""
+
+
 LockLost = GuardLost
 """The earlier name of `GuardLost`, for one release."""
 
@@ -58,12 +66,33 @@ class SessionNotFound(SessionError, KeyError):
     """The session does not exist, or was deleted meanwhile."""
 
 
+class PointNotFound(SessionError, KeyError):
+    """The session has no such entry, checkpoint or label, or nothing was recorded there."""
+
+
 class SessionExists(SessionError, FileExistsError):
     """A session with this id exists; nothing was changed."""
 
 
+@dataclass(frozen=True, slots=True)
+class SessionOwner:
+    """The process that has a session open."""
+
+    host: str
+    pid: int
+    since: datetime | None = None
+
+    def __str__(self) -> str:
+        since = f" since {self.since:%Y-%m-%d %H:%M:%S} UTC" if self.since is not None else ""
+        return f"the process {self.pid} on {self.host}{since}"
+
+
 class SessionBusy(SessionError, TimeoutError):
     """Another process uses the session and did not release it in time."""
+
+    session_id: str = ""
+    owner: SessionOwner | None = None
+    """Who has it open, where that is known."""
 
 
 class SessionClosed(SessionError):
@@ -230,6 +259,14 @@ class DatasetInvalid(ConfigurationError):
     """The file of a dataset is invalid; the message names the file, the line and the field."""
 
 
+class NoSamplesMade(DatasetInvalid):
+    """An import made no sample; `left_out` has what it left out, each with the reason."""
+
+    def __init__(self, message: str, left_out: Sequence[tuple[str, str]] = ()) -> None:
+        super().__init__(message)
+        self.left_out = tuple(left_out)
+
+
 class DatasetNotFound(CarrelError, KeyError):
     """There is no dataset of this name; the message names the existing ones and their folder."""
 
@@ -347,6 +384,26 @@ class ServerFailed(RemoteError):
 
 class ServerUnreachable(RemoteError, ConnectionError):
     """The server does not answer, or the connection was lost and repeating the request is not safe."""
+
+
+class NodeUnreachable(ServerFailed, ConnectionError):
+    """The node of a session cannot be reached or takes nothing new at the moment. Nothing was done: repeat it."""
+
+
+class NodeUncertain(ServerFailed, ConnectionError):
+    """A node broke off during a request, which may have been done: repeat it with the same Idempotency-Key."""
+
+
+class NodeLost(RemoteError, SessionClosed):
+    """The node of the session is lost, with the session's processes. A durable session can be resumed elsewhere."""
+
+
+class NodeNotFound(CarrelError, KeyError):
+    """The cluster has no node of this name; the message names the existing ones."""
+
+
+class SessionElsewhere(SessionError, RuntimeError):
+    """Another node has the session; the message names it."""
 
 
 class WaitedTooLong(RemoteError, TimeoutError):

@@ -121,6 +121,10 @@ def readable_size(count: int) -> str:
     return f"{size:,.1f} GB"
 
 
+def count_variables(count: int) -> str:
+    return "1 variable" if count == 1 else f"{count:,} variables"
+
+
 def count_messages(count: int) -> str:
     """A number of messages in words, such as `1 message`."""
     return "1 message" if count == 1 else f"{count:,} messages"

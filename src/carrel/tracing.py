@@ -21,7 +21,20 @@ from carrel.storage.base import Store
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal["run", "tool", "workflow", "command", "install", "uninstall", "checkpoint", "rewind", "verify"]
+Kind = Literal[
+    "run",
+    "tool",
+    "workflow",
+    "command",
+    "install",
+    "uninstall",
+    "checkpoint",
+    "rewind",
+    "verify",
+    "resume",
+    "pause",
+    "close",
+]
 Outcome = Literal["ok", "error", "timeout", "cancelled"]
 _MAX_TEXT = 500
 """Characters kept of a name or an error."""

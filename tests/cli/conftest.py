@@ -73,7 +73,7 @@ class Terminal:
     def __init__(self, words: list[str], environment: dict[str, str], folder: Path, columns: int) -> None:
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-        streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+        streams: dict[str, Any] = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
         self.process: ForkedProcess = preloaded_python().start(
             ["-m", "carrel", *words], environment, folder, **streams, session=True
         )

@@ -13,7 +13,7 @@ from carrel.cli.demo import CONVERSATIONS, WRITER
 
 
 def test_the_writing_process_is_killed_in_the_middle_of_a_line(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", WRITER, tmp_path, json.dumps(CONVERSATIONS)]
+    words = [sys.executable, "-c", WRITER, str(tmp_path), json.dumps(CONVERSATIONS)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == -signal.SIGKILL
     assert len(done.stdout.splitlines()) == sum(map(len, CONVERSATIONS.values()))

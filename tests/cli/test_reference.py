@@ -16,7 +16,11 @@ import typer
 
 from carrel import Session, SessionStore, assistant_message, text_block, user_text_message
 from carrel.cli import app
+from carrel.session import open_shared_storage
+from carrel.storage.leases import Leases
+from carrel.wire.answers import NodeInfo
 from tests.support.preloaded_python import preloaded_python
+from tests.support.real_redis import RealRedis
 from tests.support.wheels import build_wheel
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +31,11 @@ command: echo hello
 schema:
   positional: [{name: name, type: string}]
 """
-SERVERS = ("carrel serve", "carrel web", "carrel mcp")
+SERVERS = ("carrel serve", "carrel web", "carrel mcp", "carrel gateway")
+ON_RAY = ("carrel cluster up", "carrel cluster down")
+"""These need a Ray cluster; tests/cluster/test_ray.py runs them."""
+STORE = "redis://127.0.0.1:6379/0"
+"""The store that examples name."""
 
 
 def commands(group: Any, path: str = "carrel") -> Iterator[tuple[str, Any]]:
@@ -109,6 +117,8 @@ async def _fill(folder: Path, base: Path) -> None:
         await session.save_artifact("answer.json", {"answer": 42})
         await session.run("1 + 1")
     (base / "sessions" / session.id).rename(base / "sessions" / "work")
+    async with Session.from_base(base, session_id="report") as durable:
+        await durable.run("x = 1")
 
 
 def _write_repository(folder: Path) -> None:
@@ -133,6 +143,14 @@ def _write_claude_session(folder: Path) -> None:
     (folder / "s.jsonl").write_text(line + "\n")
 
 
+async def _take_lease(url: str) -> None:
+    """Put a node into the store."""
+    async with open_shared_storage(url) as storage:
+        await storage.store.delete("cluster/nodes/node-1")
+        info = NodeInfo(name="node-1", url="http://127.0.0.1:8765")
+        assert await Leases(storage.store).take("node-1", info.model_dump_json().encode())
+
+
 def _environment(folder: Path) -> dict[str, str]:
     offline = {"UV_NO_INDEX": "1", "UV_FIND_LINKS": str(folder / "wheels"), "PIP_NO_INDEX": "1"}
     return os.environ | offline | {"CARREL_HOME": str(folder / "base"), "HOME": str(folder / "user")}
@@ -143,11 +161,14 @@ def _carrel(words: str, folder: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in SERVERS])
-def test_the_example_of_a_command_works(name: str, filled: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in (*SERVERS, *ON_RAY)])
+def test_the_example_of_a_command_works(name: str, filled: Path, tmp_path: Path, redis_server: RealRedis) -> None:
+    if STORE in EXAMPLES[name]:
+        asyncio.run(_take_lease(redis_server.url))
     folder = tmp_path / "copy"
     shutil.copytree(filled, folder, symlinks=True)
-    words = [str(folder / "user" / word[2:]) if word.startswith("~/") else word for word in shlex.split(EXAMPLES[name])]
+    example = EXAMPLES[name].replace(STORE, redis_server.url)
+    words = [str(folder / "user" / word[2:]) if word.startswith("~/") else word for word in shlex.split(example)]
     done = preloaded_python().run(["-m", "carrel", *words[1:]], _environment(folder), folder, 120)
     allowed = (0, 3) if name == "carrel doctor" else (0,)
     assert done.returncode in allowed, done.stdout + done.stderr
@@ -155,8 +176,9 @@ def test_the_example_of_a_command_works(name: str, filled: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_the_example_of_a_server_works(name: str, filled: Path) -> None:
-    words = shlex.split(EXAMPLES[name].replace("8765", "0"))
+def test_the_example_of_a_server_works(name: str, filled: Path, redis_server: RealRedis) -> None:
+    example = EXAMPLES[name].replace("8765", "0").replace("8700", "0").replace(STORE, redis_server.url)
+    words = shlex.split(example)
     process = preloaded_python().start(["-m", "carrel", *words[1:]], _environment(filled), filled)
     assert process.stdout is not None
     with process.stdout:

@@ -341,6 +341,25 @@ def test_import_accounts_for_every_line(carrel: Any, tmp_path: Path, keep: Any, 
     assert document["refused"] == []
 
 
+def test_secrets_are_reported_at_import_and_replaced_on_request(carrel: Any, tmp_path: Path) -> None:
+    password = "q8Xk2vPz" + "71LmNd4R"
+    lines = [user_text_message(f"log in with password: {password}"), assistant_message([text_block("Done.")])]
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "messages.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "s" / "meta.json").write_text(json.dumps({"id": "s", "title": f"password: {password}"}))
+    plain, clean = tmp_path / "plain", tmp_path / "clean"
+    found = carrel("sessions", "import", tmp_path / "s", "--base", plain).stdout
+    assert "1 message with what looks like keys, tokens or passwords; --redact replaces them" in found
+    assert password in carrel("sessions", "export", "last", "--base", plain).stdout
+    for form in ("jsonl", "markdown", "html"):
+        exported = carrel("sessions", "export", "last", "--redact", "--format", form, "--base", plain).stdout
+        assert password not in exported
+        assert "[redacted:" in exported
+    found = carrel("sessions", "import", tmp_path / "s", "--redact", "--base", clean).stdout
+    assert "1 message with what looks like keys, tokens or passwords: replaced" in found
+    assert not [path for path in clean.rglob("*") if path.is_file() and password.encode() in path.read_bytes()]
+
+
 def test_import_of_an_unknown_format_fails(carrel: Any, tmp_path: Path) -> None:
     (tmp_path / "poem.txt").write_text("roses are red\n")
     assert "poem.txt" in carrel("sessions", "import", "poem.txt", code=1).stderr
@@ -372,7 +391,7 @@ def test_tree_shows_ancestors_and_forks(carrel: Any, stars: str) -> None:
 
 def test_trace_shows_steps_below_the_run_that_made_them(carrel: Any, home: Path, stars: str) -> None:
     assert "has no trace" in carrel("sessions", "trace", stars).stdout
-    steps = [
+    steps: list[dict[str, Any]] = [
         {"id": "c", "kind": "tool", "name": "curl.get", "parent": "r", "outcome": "timeout", "error_type": "Timeout"},
         {"id": "r", "kind": "run", "name": "tools.curl.get()", "outcome": "error", "error": "Traceback\nKeyError: 1"},
         {"id": "v", "kind": "verify", "name": "calc-1", "outcome": "ok"},

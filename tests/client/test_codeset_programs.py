@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,9 @@ from carrel.client import AsyncClient, Client
 from carrel.client._sync.resources import SyncDatasets, SyncHealth, SyncSamples, SyncVerify
 from carrel.client._sync.sessions import SyncSessions
 from carrel.client.transport import RequestOptions, WaitOptions
+from carrel.tasks.dataset import DEMO
 from carrel.wire import answers, verification
+from tests.support.real_docker import IMAGE
 from tests.support.server_process import ServerProcess
 
 PROGRAM = """
@@ -68,6 +71,24 @@ def test_a_program_prints_the_same_with_both(server: ServerProcess, tmp_path: Pa
     ours = printed(PROGRAM, "ours", server, tmp_path)
     assert ours == printed(PROGRAM, "theirs", server, tmp_path)
     assert len(ours) == PROGRAM.count("print(")
+
+
+@pytest.mark.real
+def test_samples_in_containers_print_the_same(server: ServerProcess, docker_engine: str, tmp_path: Path) -> None:
+    shutil.copytree(DEMO, tmp_path / "datasets" / "demo")
+    settings = tmp_path / "datasets" / "demo" / "dataset.yaml"
+    inside = f"environment: {{backend: container, image: {IMAGE}, "
+    settings.write_text(settings.read_text().replace("environment: {", inside))
+    assert inside in settings.read_text()
+    options = ("--datasets", tmp_path / "datasets")
+    containers = ServerProcess(tmp_path / "server", *options, env={"DOCKER_HOST": docker_engine}).start()
+    try:
+        ours = printed(PROGRAM, "ours", containers, tmp_path)
+        assert ours == printed(PROGRAM, "theirs", containers, tmp_path)
+    finally:
+        assert containers.stop() == 0
+    # What a sample's files are in makes no difference on the wire.
+    assert ours == printed(PROGRAM, "theirs", server, tmp_path)
 
 
 CALLS: list[tuple[Any, Any]] = [

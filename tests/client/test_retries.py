@@ -275,7 +275,11 @@ async def test_progress_is_reported(client_class: Any) -> None:
 
 
 async def test_extra_headers_query_and_body_are_sent(client_class: Any) -> None:
-    more = {"extra_headers": {"X-A": "1", "Idempotency-Key": "mine"}, "extra_query": {"q": "2"}, "extra_body": {"b": 3}}
+    more: dict[str, Any] = {
+        "extra_headers": {"X-A": "1", "Idempotency-Key": "mine"},
+        "extra_query": {"q": "2"},
+        "extra_body": {"b": 3},
+    }
     with FaultyServer([reply(SESSION)]) as server:
         await send(
             client_class, server, "sessions.create", key=" key ", dataset="d", sample_id="x", ttl_minutes=7, **more

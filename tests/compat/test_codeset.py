@@ -29,8 +29,8 @@ from carrel.compat.codeset.resources import (
     VerifyResource,
 )
 from carrel.compat.codeset.types import sessions as session_types
-from tests.compat.signatures import plain_signature
-from tests.support.faulty_server import FaultyServer
+from tests.compat.signatures import plain_signature, unchecked
+from tests.support.faulty_server import Answer, FaultyServer
 from tests.support.server_process import ServerProcess
 
 # --- imports and signatures ------------------------------------------------------------------------------------------
@@ -68,8 +68,18 @@ def test_a_name_that_is_left_out_says_why() -> None:
 
 CLIENT = "api_key=None, base_url=None, timeout=NOT_GIVEN"
 EVERY = "extra_headers=None, extra_query=None, extra_body=None, timeout=NOT_GIVEN"
+SETTINGS = f"(*, {CLIENT}, max_retries=0, default_headers=None, default_query=None, http_client=None)"
+COPY = (
+    f"(*, {CLIENT}, http_client=None, max_retries=NOT_GIVEN, default_headers=None, set_default_headers=None, "
+    "default_query=None, set_default_query=None)"
+)
 SIGNATURES: list[tuple[Callable[..., Any], str]] = [
-    (codeset.Codeset, f"(*, {CLIENT}, max_retries=0, default_headers=None, default_query=None, http_client=None)"),
+    (codeset.Codeset, SETTINGS),
+    (codeset.AsyncCodeset, SETTINGS),
+    (codeset.Codeset.copy, COPY),
+    (codeset.Codeset.with_options, COPY),  # type: ignore[misc]
+    (codeset.Codeset.close, "()"),
+    (codeset.AsyncCodeset.close, "()"),
     (
         SessionsResource.create,
         f"(*, dataset, sample_id, ttl_minutes=omit, poll_interval=3.0, wait_for_ready=True, {EVERY})",
@@ -95,6 +105,25 @@ SIGNATURES: list[tuple[Callable[..., Any], str]] = [
 @pytest.mark.parametrize(("function", "wanted"), SIGNATURES, ids=lambda value: getattr(value, "__qualname__", ""))
 def test_the_signatures(function: Any, wanted: str) -> None:
     assert plain_signature(function) == wanted
+
+
+def test_every_signature_is_checked() -> None:
+    checked = [function for function, _ in SIGNATURES]
+    resources = (SessionsResource, VerifyResource, SamplesResource, DatasetsResource, HealthResource)
+    clients = {codeset.Codeset, codeset.AsyncCodeset, *codeset.Codeset.__bases__}
+    found = set(unchecked(checked, *resources, *clients)) - {f"{kind.__name__}.call" for kind in clients}  # internal
+    assert found == set()
+
+
+def test_the_options_of_a_call() -> None:
+    with FaultyServer([None]) as server, codeset.Codeset(base_url=server.url, api_key="x") as client:
+        unknown: list[dict[str, Any]] = [{"timeouts": 1}, {"options": {}}, {"session_id": "s"}]
+        for wrong in unknown:
+            with pytest.raises(TypeError, match=next(iter(wrong))):
+                client.health.check(**wrong)
+        with pytest.raises(TypeError, match="session_id"):
+            client.sessions.retrieve()  # type: ignore[call-arg]
+        assert server.seen == []
 
 
 @pytest.mark.parametrize(
@@ -230,7 +259,7 @@ def test_models(client: Any, session_id: str) -> None:
     assert isinstance(session, codeset.BaseModel)
     assert isinstance(session.created_at, datetime)
     assert session.container_info is None
-    assert session.lifecycle == "live"  # unknown to the original
+    assert session.to_dict()["lifecycle"] == "live"  # unknown to the original
     sent = session.to_dict()
     assert sent["session_id"] == session_id
     assert isinstance(sent["created_at"], datetime)
@@ -249,34 +278,59 @@ def test_the_fields_are_those_of_the_original(name: str) -> None:
     assert set(getattr(types, name).model_fields) == set(getattr(original_types, name).model_fields)
 
 
+@pytest.mark.parametrize("name", [name for name in TYPES if name.endswith("Params")])
+def test_the_arguments_are_those_of_the_original(name: str) -> None:
+    ours, theirs = getattr(types, name), getattr(original_types, name)
+    assert set(ours.__annotations__) == set(theirs.__annotations__)
+    assert ours.__required_keys__ == {name for name, kind in theirs.__annotations__.items() if "Required" in str(kind)}
+
+
 def test_the_result_of_a_verification(client: Any, session_id: str) -> None:
     job = client.sessions.verify.start(session_id=session_id)
     assert isinstance(job, session_types.VerifyStatusResponse)
     assert job.status == "completed"
+    assert job.result is not None
     assert job.result.is_success is False
     wanted = original_session_types.verify_status_response.Result.model_fields
     assert set(session_types.Result.model_fields) == set(wanted)
-    assert client.sessions.verify.status(job_id=job.job_id, session_id=session_id).result.total == job.result.total
+    assert client.sessions.verify.status(job_id=job.job_id, session_id=session_id).result == job.result
 
 
 def test_downloads_are_bytes(client: Any) -> None:
     assert client.samples.download("calc-1", dataset="demo")[:2] == b"\x1f\x8b"
 
 
-def test_a_session_that_cannot_be_made_is_returned() -> None:
-    record = {"session_id": "s", "status": "error", "expires_at": "2030-01-01T00:00:00Z", "dataset": "d"}
+@pytest.mark.parametrize("status", ["error", "closed"])
+def test_a_session_that_cannot_be_made_is_returned(status: str) -> None:
+    record: dict[str, Any] = {
+        "session_id": "s",
+        "status": status,
+        "expires_at": "2030-01-01T00:00:00Z",
+        "dataset": "d",
+    }
     record |= {"requested_at": "2030-01-01T00:00:00Z", "error": {"code": "setup_failed", "message": "no disk"}}
     answer = (200, {"Content-Type": "application/json"}, json.dumps(record).encode())
     with FaultyServer([answer]) as server, codeset.Codeset(base_url=server.url, api_key="x") as client:
         session = client.sessions.create(dataset="d", sample_id="s")
-        assert (session.status, session.error.message) == ("error", "no disk")
+        assert (session.status, session.error.message) == (status, "no disk")
         assert json.loads(server.seen[0].body) == {"dataset": "d", "sample_id": "s"}  # nothing that was omitted
         client.sessions.create(dataset="d", sample_id="s", ttl_minutes=5, extra_body={"more": 1})
         assert json.loads(server.seen[-1].body) == {"dataset": "d", "sample_id": "s", "ttl_minutes": 5, "more": 1}
 
 
+@pytest.mark.parametrize("end", ["completed", "error", "cancelled"])
+def test_a_verification_is_waited_for_until_it_has_ended(end: str) -> None:
+    job = {"job_id": "j", "session_id": "s", "sample_id": "a", "created_at": "2030-01-01T00:00:00Z"}
+    bodies = [json.dumps({**job, "status": status}).encode() for status in ("pending", "running", end, "none more")]
+    answers = [(200, {"Content-Type": "application/json"}, body) for body in bodies]
+    with FaultyServer(answers) as server, codeset.Codeset(base_url=server.url, api_key="x") as client:
+        ended = client.sessions.verify.start(session_id="s", poll_interval=0.01)
+        assert (ended.status, ended.result) == (end, None)
+        assert len(server.seen) == 3
+
+
 def test_a_command_that_cannot_be_run() -> None:
-    record = {"interaction_id": "i", "session_id": "s", "created_at": "2030-01-01T00:00:00Z"}
+    record: dict[str, Any] = {"interaction_id": "i", "session_id": "s", "created_at": "2030-01-01T00:00:00Z"}
     record |= {"exit_code": -1000, "message": "the sandbox is gone"}
     answer = (200, {"Content-Type": "application/json"}, json.dumps(record).encode())
     with (
@@ -430,9 +484,10 @@ def test_copies() -> None:
     client = codeset.Codeset(base_url="http://one", api_key="k", default_headers={"a": "1"}, max_retries=2)
     other = client.copy(timeout=codeset.Timeout(7.0), default_headers={"b": "2"}, default_query={"q": "1"})
     assert (other.api_key, other.base_url, other.max_retries) == ("k", client.base_url, 2)
+    assert isinstance(other.timeout, codeset.Timeout)
     assert other.timeout.read == 7
     assert client.with_options(max_retries=5, api_key="other").api_key == "other"
-    answer = (200, {}, b'{"service": "s", "status": "ok", "timestamp": "t", "version": "1"}')
+    answer: Answer = (200, {}, b'{"service": "s", "status": "ok", "timestamp": "t", "version": "1"}')
     with FaultyServer([answer]) as server:
         other.copy(base_url=server.url).health.check(extra_query={"r": 2})
         other.copy(base_url=server.url, set_default_headers={"c": "3"}, set_default_query={}).health.check()

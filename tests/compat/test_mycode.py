@@ -20,7 +20,7 @@ from carrel.compat.mycode import messages, session
 from carrel.compat.mycode.messages import build_message, text_block, tool_result_block, tool_use_block
 from carrel.compat.mycode.session import SessionStore, apply_compact, apply_rewind
 from carrel.errors import RewindRefused, SessionExists, SessionIdRefused
-from tests.compat.signatures import plain_signature
+from tests.compat.signatures import plain_signature, unchecked
 
 KEYWORDS: dict[str, Any] = {"provider": "p", "model": "m", "cwd": "/tmp", "api_base": None}
 
@@ -62,7 +62,8 @@ async def loaded(store: SessionStore, session_id: str) -> list[dict[str, Any]]:
 NAMES = {
     "session": (
         "SessionStore SessionMeta SessionMetaDict SessionData should_compact build_compact_event apply_compact "
-        "build_rewind_event apply_rewind resolve_mycode_home resolve_sessions_dir COMPACT_SUMMARY_PROMPT"
+        "build_rewind_event apply_rewind resolve_mycode_home resolve_sessions_dir COMPACT_SUMMARY_PROMPT "
+        "MESSAGE_FORMAT_VERSION DEFAULT_SESSION_PROVIDER DEFAULT_SESSION_TITLE DEFAULT_COMPACT_THRESHOLD"
     ),
     "messages": (
         "ConversationMessage build_message flatten_message_text text_block tool_result_block ContentBlock "
@@ -163,6 +164,12 @@ def test_the_signatures(function: Any, wanted: str) -> None:
     assert plain_signature(function) == wanted
 
 
+def test_every_signature_is_checked() -> None:
+    assert unchecked(SIGNATURES, SessionStore) == []
+    for module, names in NAMES.items():
+        assert unchecked(SIGNATURES, importlib.import_module(f"carrel.compat.mycode.{module}"), names=names) == []
+
+
 def test_which_methods_are_plain_calls() -> None:
     plain = {"session_dir", "meta_path", "messages_path", "draft_session", "load_session_sync"}
     methods = {name: method for name, method in vars(SessionStore).items() if inspect.isfunction(method)}
@@ -196,6 +203,29 @@ def test_the_keys_of_blocks() -> None:
     }
     assert block["meta"] is not given
     assert "content" not in tool_result_block(tool_use_id="1", model_text="m", display_text="d", content=[])
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda **more: text_block("t", **more),
+        lambda **more: messages.thinking_block("t", **more),
+        lambda **more: messages.image_block("ZA==", mime_type="x/y", **more),
+        lambda **more: messages.document_block("ZA==", mime_type="x/y", **more),
+        lambda **more: tool_use_block(tool_id="1", name="n", **more),
+        lambda **more: tool_result_block(tool_use_id="1", model_text="m", display_text="d", **more),
+        lambda **more: build_message("user", [], **more),
+        lambda **more: messages.user_text_message("t", **more),
+    ],
+)
+def test_meta_is_a_shallow_copy(build: Any) -> None:
+    given = {"a": [1]}
+    meta = build(meta=given)["meta"]
+    assert meta == given
+    assert meta is not given
+    assert meta["a"] is given["a"]
+    assert "meta" not in build()
+    assert "meta" not in build(meta={})
 
 
 def test_the_keys_of_messages() -> None:
@@ -331,6 +361,9 @@ async def test_title(store: SessionStore) -> None:
     assert meta(store, "a")["title"] == ("one two " + "x" * 60)[:48]
     await store.append_message("a", user("later"), **KEYWORDS)
     assert meta(store, "a")["title"].startswith("one two")
+    thought = build_message("user", [messages.thinking_block("a thought"), text_block(" words ")])
+    await store.append_message("b", thought, **KEYWORDS)
+    assert meta(store, "b")["title"] == "words"
 
 
 async def test_a_title_of_another_program_is_seen_at_once(store: SessionStore) -> None:

@@ -147,7 +147,7 @@ def test_a_program_prints_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("write", "read"), [(on_original, on_carrel), (on_carrel, on_original)])
-def test_each_reads_what_the_other_wrote(write, read, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_each_reads_what_the_other_wrote(write, read, tmp_path: Path) -> None:
     write(WRITE, tmp_path)
     mine = write(READ, tmp_path)
     theirs = read(READ, tmp_path)

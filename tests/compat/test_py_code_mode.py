@@ -36,10 +36,11 @@ from carrel.compat.py_code_mode import (
     ToolDefinition,
     errors,
 )
+from carrel.compat.py_code_mode.artifacts import FileArtifactStore, RedisArtifactStore
 from carrel.compat.py_code_mode.deps import RuntimeDepsDisabledError, SyncResult
-from carrel.compat.py_code_mode.skills import PythonSkill
+from carrel.compat.py_code_mode.skills import PythonSkill, SkillLibrary
 from carrel.compat.py_code_mode.tools import Tool, ToolCallable, ToolParameter
-from tests.compat.signatures import plain_signature
+from tests.compat.signatures import plain_signature, unchecked
 from tests.support.real_docker import IMAGE
 
 ECHO = """
@@ -114,7 +115,9 @@ NAMES = {
     ".workflows": "PythonSkill SkillParameter SkillMetadata SkillLibrary",
     ".errors": (
         "CodeModeError RPCError RPCTransportError NamespaceError SkillError ToolError ArtifactError DepsError "
-        "ToolNotFoundError StorageWriteError"
+        "ToolNotFoundError ToolCallError ToolTimeoutError ArtifactNotFoundError ArtifactWriteError SkillNotFoundError "
+        "SkillValidationError SkillExecutionError DependencyError ConfigurationError StorageError StorageReadError "
+        "StorageWriteError"
     ),
     ".types": "ExecutionResult",
     ".session": "Session",
@@ -127,14 +130,47 @@ def test_the_names_are_where_programs_import_them(module: str) -> None:
     assert [name for name in NAMES[module].split() if not hasattr(found, name)] == []
 
 
-def test_a_name_that_is_left_out_says_why() -> None:
-    for name in ("NamespaceBundle", "bootstrap_namespaces"):
-        with pytest.raises(ImportError, match=name):
-            getattr(py_code_mode, name)
+LEFT_OUT = {
+    "": "NamespaceBundle bootstrap_namespaces",
+    ".execution": "StorageAccess register_backend",
+    ".storage": "RedisToolStore registry_from_redis",
+    ".artifacts": "ArtifactStoreProtocol",
+    ".deps": "DepsStore PackageInstaller DepsNamespace",
+    ".tools": "ToolRegistry ToolProxy load_tools_from_path",
+    ".skills": "FileSkillStore VectorStore Embedder create_skill_library",
+    ".workflows": "SkillStore",
+}
+
+
+@pytest.mark.parametrize("module", LEFT_OUT)
+def test_a_name_that_is_left_out_says_why(module: str) -> None:
+    found = importlib.import_module(f"carrel.compat.py_code_mode{module}")
+    for name in LEFT_OUT[module].split():
+        with pytest.raises(ImportError, match=f"{name}: it is an internal part"):
+            getattr(found, name)
+    with pytest.raises(AttributeError):
+        found.unknown  # noqa: B018
     assert isinstance(py_code_mode.SUBPROCESS_AVAILABLE, bool)
     assert isinstance(py_code_mode.CONTAINER_AVAILABLE, bool)
 
 
+EXECUTOR = {
+    "start": "(storage=None)",
+    "run": "(code, timeout=None)",
+    "reset": "()",
+    "close": "()",
+    "list_tools": "()",
+    "search_tools": "(query, limit=10)",
+    "list_deps": "()",
+    "add_dep": "(package)",
+    "remove_dep": "(package)",
+    "sync_deps": "()",
+    "install_deps": "(packages)",
+    "uninstall_deps": "(packages)",
+    "get_configured_deps": "()",
+    "supports": "(capability)",
+    "supported_capabilities": "()",
+}
 FROM_BASE = "timeout=30.0, extra_deps=None, allow_runtime_deps=True, sync_deps_on_start=False"
 SIGNATURES = {
     Session: "(storage, executor=None, sync_deps_on_start=False)",
@@ -163,17 +199,62 @@ SIGNATURES = {
     Session.remove_dep: "(package)",
     Session.sync_deps: "()",
     FileStorage: "(base_path)",
+    FileStorage.get_skill_library: "()",  # and get_workflow_library
+    FileStorage.get_artifact_store: "()",
+    FileStorage.open: "()",
     RedisStorage: "(url=None, redis=None, prefix='py_code_mode')",
+    RedisStorage.get_skill_library: "()",
+    RedisStorage.get_artifact_store: "()",
+    RedisStorage.open: "()",
+    SkillLibrary.list: "()",
+    SkillLibrary.search: "(query, limit=10)",
+    SkillLibrary.get: "(name)",
+    SkillLibrary.add: "(skill)",
+    SkillLibrary.remove: "(name)",
+    SkillLibrary.refresh: "()",
+    FileArtifactStore.save: "(name, data, description='', metadata=None)",
+    FileArtifactStore.load: "(name)",
+    FileArtifactStore.get: "(name)",
+    FileArtifactStore.exists: "(name)",
+    FileArtifactStore.delete: "(name)",
+    FileArtifactStore.list: "()",
+    Capability.all: "()",
+    ToolCallable.signature: "()",
+    Tool.signatures: "()",
+    Tool.to_dict: "()",
+    ExecutionResult: "(value, stdout, error, execution_time_ms=None, backend_info=<factory>)",
+    JsonSchema: (
+        "(type='object', description=None, properties=<factory>, required=<factory>, items=None, enum=<factory>, "
+        "default=None, additional_properties=True)"
+    ),
+    JsonSchema.to_dict: "()",
+    JsonSchema.from_dict: "(data)",
+    ToolDefinition: (
+        "(name, description, input_schema, output_schema=None, tags=frozenset(), python_deps=(), timeout_seconds=60.0)"
+    ),
+    ToolDefinition.matches_scope: "(scope)",
     SubprocessExecutor: "(config=None)",
     InProcessExecutor: "(*, default_timeout=30.0, config=None)",
     ContainerExecutor: "(config)",
     PythonSkill.from_source: "(name, source, description='', metadata=None)",
+    PythonSkill.invoke: "(**kwargs)",
+    **{getattr(kind, name): wanted for kind in (Executor, SubprocessExecutor) for name, wanted in EXECUTOR.items()},
 }
 
 
 @pytest.mark.parametrize(("function", "wanted"), SIGNATURES.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_the_signatures(function: Any, wanted: str) -> None:
     assert plain_signature(function) == wanted
+
+
+def test_every_signature_is_checked() -> None:
+    """What programs import and call; the modules and classes have nothing else that is public."""
+    shown = (Session, FileStorage, RedisStorage, SkillLibrary, PythonSkill, FileArtifactStore, RedisArtifactStore)
+    assert unchecked(SIGNATURES, *shown, Capability, Tool, ToolCallable, JsonSchema, ToolDefinition, Executor) == []
+    for kind in (InProcessExecutor, SubprocessExecutor, ContainerExecutor):
+        assert unchecked(SIGNATURES, kind, *kind.__bases__) == []
+    assert FileStorage.get_workflow_library is FileStorage.get_skill_library
+    assert RedisStorage.get_workflow_library is RedisStorage.get_skill_library
 
 
 def test_which_calls_are_awaited() -> None:
@@ -250,7 +331,14 @@ def test_the_fields_of_settings(config: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"python_version": "3"}, {"python_version": "new"}, {"default_timeout": 0}, {"startup_timeout": -1}]
+    "wrong",
+    [
+        {"python_version": "3"},
+        {"python_version": "new"},
+        {"default_timeout": 0},
+        {"startup_timeout": -1},
+        {"ipc_timeout": 0},
+    ],
 )
 def test_wrong_settings(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
@@ -284,6 +372,22 @@ def test_what_is_no_storage_or_executor(tmp_path: Path) -> None:
         assert isinstance(executor, Executor)
     assert isinstance(FileStorage(tmp_path), StorageBackend)
     assert Session(storage=FileStorage(tmp_path)).storage.root == tmp_path  # type: ignore[attr-defined]
+
+
+async def test_an_executor_of_the_program_itself(tmp_path: Path) -> None:
+    """It runs code; skills and artifacts need a session of carrel."""
+
+    async def run(self: Any, code: str, timeout: float | None = None) -> ExecutionResult:
+        return ExecutionResult(f"ran {code}", "", None)
+
+    async def nothing(self: Any, *_: Any) -> None:
+        return None
+
+    own = type("Own", (), {**dict.fromkeys(EXECUTOR, nothing), "run": run})()
+    async with Session(FileStorage(tmp_path), own) as session:
+        assert (await session.run("1")).value == "ran 1"
+        with pytest.raises(TypeError, match="Own"):
+            await session.list_skills()
 
 
 def test_configured_deps(tmp_path: Path) -> None:
@@ -347,6 +451,7 @@ async def test_running_code(make: Any, base: Path) -> None:
         assert wanted <= session.supported_capabilities()
         assert session.supports(capability="timeout")
         assert session.supports("process_isolation") is (make != Session.inprocess)
+        assert not session.supports("container_isolation")
         await session.reset()
         assert "NameError" in str((await session.run("x")).error)
     assert session.supported_capabilities() == set()
@@ -388,16 +493,18 @@ async def test_a_container(base: Path, docker_engine: str, monkeypatch: pytest.M
 
 
 async def test_packages_of_an_executor(base: Path) -> None:
-    executor = SubprocessExecutor(SubprocessConfig(deps=("typing_extensions",)))
+    (base / "mine.txt").write_text("# mine\nPackaging>=20\n")
+    executor = SubprocessExecutor(SubprocessConfig(deps=("typing_extensions",), deps_file=base / "mine.txt"))
     await executor.start(FileStorage(base))
     try:
         assert (await executor.uninstall_deps(["none-of-these", "nor-these"]))["not_found"] == [
             "none-of-these",
             "nor-these",
         ]
+        assert await executor.list_deps() == ["typing-extensions", "packaging>=20"]
         report = await executor.install_deps(["typing_extensions"])
         assert [name.replace("_", "-") for name in report["already_present"]] == ["typing-extensions"]
-        assert await executor.list_deps() == ["typing-extensions"]
+        assert await executor.list_deps() == ["typing-extensions", "packaging>=20"]
     finally:
         await executor.close()
 
@@ -465,6 +572,20 @@ async def test_an_mcp_or_python_tool_is_its_own_callable(base: Path) -> None:
         tools = {tool["name"]: tool for tool in await session.list_tools()}
         assert list(tools) == ["echo", "stats"]
         assert "mean" in [each["name"] for each in tools["stats"]["callables"]]
+
+
+async def test_the_types_of_a_tool_are_the_words_of_its_file(base: Path) -> None:
+    words = ["integer", "number", "boolean", "array"]
+    options = "".join(f"    {word}: {{type: {word}}}\n" for word in words)
+    text = "    - {name: text, type: string}\n    - {name: plain}\n"
+    (base / "tools" / "typed.yaml").write_text(
+        f"name: typed\ncommand: echo\nschema:\n  options:\n{options}  positional:\n{text}"
+    )
+    async with Session.from_base(base) as session:
+        [itself] = (await session.search_tools("typed", limit=1))[0]["callables"]
+        assert itself["name"] == "typed"  # has no recipes
+        found = {each["name"]: each["type"] for each in itself["parameters"]}
+        assert found == {**{word: word for word in words}, "text": "str", "plain": "str"}
 
 
 def test_tools_as_objects() -> None:
@@ -536,6 +657,9 @@ async def test_artifacts(session: Session, base: Path) -> None:
     assert datetime.fromisoformat(saved["created_at"]).tzinfo is not None
     await session.save_artifact("a.txt", "text")
     await session.save_artifact("raw", b"\x00\xff")
+    await session.save_artifact("list", [1, {"a": None}])
+    assert await session.load_artifact("list") == [1, {"a": None}]
+    await session.delete_artifact("list")
     await session.save_artifact("b/data.json", {"a": [2]}, "Data", {"k": "v"})
     assert [each["name"] for each in await session.list_artifacts()] == ["b/data.json", "a.txt", "raw"]
     assert await session.load_artifact("b/data.json") == {"a": [2]}
@@ -656,7 +780,8 @@ async def test_the_artifact_store_of_a_storage(base: Path) -> None:
 
 
 async def test_redis(redis_url: str) -> None:
-    for wrong in ({}, {"url": "redis://x", "redis": object()}):
+    wrong_arguments: list[dict[str, Any]] = [{}, {"url": "redis://x", "redis": object()}]
+    for wrong in wrong_arguments:
         with pytest.raises(ValueError, match="redis client"):
             RedisStorage(**wrong)
     storage = RedisStorage(redis_url, prefix="mine")
@@ -693,6 +818,7 @@ async def test_deps(base: Path) -> None:
         assert set(removed) >= {"removed", "not_found", "failed", "removed_from_config"}
         assert await value(session, "deps.list()") != []
         assert "already_present" in await value(session, "deps.sync()")
+        assert await value(session, "deps.add('typing_extensions').failed") == []
         assert await value(session, "deps.sync().failed") == []
         assert await value(session, "deps.remove('none-of-these')") is False
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from carrel.conversation.store import SessionStore
+from carrel.storage.base import Store
 from carrel.storage.files.store import FileStore
 from carrel.storage.memory import MemoryStore
 from carrel.storage.redis.store import RedisStore
@@ -23,12 +24,12 @@ async def reopened(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
     url = request.getfixturevalue("redis_url") if request.param == "redis" else ""
 
     def reopen(**settings: Any) -> SessionStore:
-        backend = {
+        backends: dict[str, Callable[[], Store]] = {
             "memory": lambda: memory,
             "file": lambda: FileStore(tmp_path / "sessions"),
             "redis": lambda: RedisStore(url, prefix),
-        }[request.param]()
-        made.append(SessionStore(store=backend, **({"embedder": False} | settings)))
+        }
+        made.append(SessionStore(store=backends[request.param](), **({"embedder": False} | settings)))
         return made[-1]
 
     yield reopen

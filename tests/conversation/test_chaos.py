@@ -225,8 +225,9 @@ async def check_session(store: SessionStore, session: str, entries: list[Any], m
     spent = sum(tokens_of(meta_of(entry).get("usage")).total_tokens for seq, entry in entries if seq > own)
     assert meta["total_tokens"] == spent, session
     assert (await store.usage(session)).total.total_tokens == spent, session
-    followed = []
-    async with contextlib.aclosing(store.tail(session)) as live:
+    followed: list[Any] = []
+    tail: Any = store.tail(session)
+    async with contextlib.aclosing(tail) as live:
         while len(followed) < len(entries):
             async with asyncio.timeout(60):
                 followed.append(await anext(live))

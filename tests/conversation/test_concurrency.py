@@ -166,7 +166,7 @@ async def test_what_could_not_be_written_to_the_metadata_is_written_with_the_nex
     class Full(MemoryStore):
         full = False
 
-        async def put(self, key: str, data: bytes, **how: Any) -> bool:
+        async def put(self, key: str, data: bytes, **how: Any) -> Any:
             if self.full:
                 raise StorageWriteError("the disk is full")
             return await super().put(key, data, **how)
@@ -200,7 +200,7 @@ class Hooked(MemoryStore):
             await self.after_append.pop()()
         return seq
 
-    async def put(self, key: str, data: bytes, **how: Any) -> bool:
+    async def put(self, key: str, data: bytes, **how: Any) -> Any:
         done = await super().put(key, data, **how)
         await asyncio.sleep(self.slow_put)
         return done
@@ -264,7 +264,7 @@ async def test_the_metadata_has_the_title_that_the_log_has_last():
 
 async def test_a_message_is_acknowledged_though_the_metadata_with_its_title_cannot_be_written():
     class NoRoom(Hooked):
-        async def put(self, key: str, data: bytes, **how: Any) -> bool:
+        async def put(self, key: str, data: bytes, **how: Any) -> Any:
             if self.full:
                 raise StorageWriteError("the disk is full")
             return await super().put(key, data, **how)

@@ -43,7 +43,7 @@ async def all_is_well(store: SessionStore) -> list[str]:
     bad = await store.load_session("bad")
     assert bad is not None
     for format in ("jsonl", "markdown", "html"):
-        await store.export("bad", format)  # type: ignore[arg-type]
+        await store.export("bad", format)
     await store.usage("bad")
     await store.append_message("bad", user("more"))
     assert await store.delete_session("bad")

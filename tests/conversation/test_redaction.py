@@ -5,6 +5,7 @@ import copy
 import hashlib
 import json
 import random
+import re
 import string
 import time
 import uuid
@@ -384,7 +385,7 @@ def seconds(work: Any, *arguments: Any) -> float:
 def plain_scan() -> float:
     """The processor time to find every word of an ordinary text of the same length."""
     prose = ("It was the best of times, it was the worst of times; the key to it all was a message. " * 60_000)[:SIZE]
-    return min(seconds(module.re.compile(r"\w+|\W+").findall, prose) for _ in range(3))
+    return min(seconds(re.compile(r"\w+|\W+").findall, prose) for _ in range(3))
 
 
 @pytest.mark.parametrize("name", HOSTILE)

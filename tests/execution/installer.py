@@ -2,16 +2,14 @@
 
 import asyncio
 import sys
-from pathlib import Path
 
 from carrel.execution.config import SubprocessConfig
-from carrel.execution.environments import environment_of_base
 from carrel.execution.packages import subprocess_packages
 
 
 async def main(base: str, wheels: str, how: str, *requirements: str) -> None:
     deps = list(requirements) if how == "settings" else []
-    await environment_of_base(Path(base), None)
+    await subprocess_packages(SubprocessConfig(base=base))
     print("begins", flush=True)
     packages = await subprocess_packages(SubprocessConfig(base=base, wheelhouse=wheels, deps=deps))
     if how == "add":

@@ -90,7 +90,7 @@ IN_CONTAINERS = frozenset(
         "close_during_a_run_ends_it_with_a_result",
         "close_while_it_starts",
         "a_crash_costs_the_run_and_not_the_session",
-        "where_no_frozen_fork_could_be_kept_the_result_says_lost_and_why",
+        "where_no_snapshot_could_be_kept_the_result_says_lost_and_why",
         "killing_its_own_parent",
         "ending_all_programs_called_python_ends_none_of_the_sessions_own",
         "a_package_is_importable_at_once_and_gone_when_it_is_removed",

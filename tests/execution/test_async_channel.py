@@ -159,7 +159,7 @@ import time; time.sleep(5)
         framed(b'{"op":"done","id":[]}'),
         framed(b'{"op":"call","call":1,"name":"tools.x","arguments":{"$":"nonsense"}}'),
         framed(b'{"op":"call","call":"1","name":null}'),
-        framed(b'{"op":"frozen","fds":0}'),
+        framed(b'{"op":"snapshot","fds":0}'),
     ],
 )
 async def test_code_that_forges_records_ends_only_its_own_worker(mode: str, data: bytes) -> None:
@@ -233,13 +233,13 @@ def send(record, fds):
 """
 
 
-async def test_a_frozen_fork_that_cannot_be_watched_breaks_only_its_own_worker() -> None:
+async def test_a_snapshot_that_cannot_be_watched_breaks_only_its_own_worker() -> None:
     """A signal can be sent to a folder of /proc; its end cannot be waited for, which once came out of `run`."""
     async with SubprocessExecutor(SubprocessConfig(sandbox="required")) as executor:
         await executor.run("x = 5")
         forged = (
             "ends = [socket.socketpair()[0].detach(), os.open('/proc/self', os.O_RDONLY)]\n"
-            "send({'op': 'frozen', 'pid': os.getpid(), 'fds': 2}, ends)\nos._exit(3)"
+            "send({'op': 'snapshot', 'pid': os.getpid(), 'fds': 2}, ends)\nos._exit(3)"
         )
         assert (await executor.run(SEND_FDS + forged)).error_type == "Crashed"
         assert (await executor.run("1 + 1")).value == 2

@@ -30,7 +30,7 @@ class Lying(CommandsAndFiles):
             frame = answer if isinstance(answer, bytes) else encode_record({"id": record["id"], **answer})
             asyncio.get_running_loop().call_soon(self.client.data_received, frame)
 
-    def close(self) -> None:
+    def close(self) -> None:  # type: ignore[override]
         """The stream is closed."""
 
     async def start(self) -> None:

@@ -91,7 +91,38 @@ async def test_code_is_kept_in(docker_engine: str) -> None:
             "import threading, time\nfor _ in range(99): threading.Thread(target=time.sleep, args=(9,)).start()"
         )
         assert many.error_type == "RuntimeError"
-        with pytest.raises(ForkRefused, match="live fork"):
+        with pytest.raises(ForkRefused, match="cannot be rewound"):
+            await executor.checkpoint()
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["a workspace", "an empty folder"])
+async def test_a_fork_has_the_files_and_needs_no_variables(given: bool, docker_engine: str, tmp_path: Path) -> None:
+    for name in ("kept", "gone", "changed"):
+        (tmp_path / name).write_text(name)
+    workspace = tmp_path if given else None
+    wheel = build_wheel(tmp_path.parent / f"wheels-{given}", "carrel_tried", "1.0")
+    config = ContainerConfig(image=IMAGE, docker_host=docker_engine, workspace=workspace, wheelhouse=wheel.parent)
+    async with ContainerExecutor(config, handlers={}) as executor:
+        await executor.exec(
+            "rm -f gone; mkdir -p a; echo new > changed; ln -s changed a/link; echo > run; chmod 755 run"
+        )
+        await executor.run("x = 5")
+        with pytest.raises(ForkRefused, match="the variables cannot be carried over: x"):
+            await executor.fork()
+        assert (await executor.run("x")).value == 5
+        await executor.reset()
+        await executor.install(["carrel_tried"])
+        async with await executor.fork() as fork:
+            seen = await fork.exec("cat changed; readlink a/link; ls; test -x run && python -c 'import carrel_tried'")
+            assert seen.stdout.split()[:2] == ["new", "changed"], seen
+            assert seen.stdout.split()[2:] == ["a", "changed", *(["kept"] if given else []), "run"]
+            assert seen.success, seen
+            assert await fork.changed_files() == await executor.changed_files()
+            await fork.exec("echo fork > changed")
+            assert await executor.read_file("changed") == b"new\n"
+    rw = ContainerConfig(image=IMAGE, docker_host=docker_engine, workspace=tmp_path, workspace_mode="rw")
+    async with ContainerExecutor(rw) as executor:
+        with pytest.raises(ForkRefused, match="the files cannot be carried over"):
             await executor.fork()
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from carrel.execution.file_changes import Folder, seen_below, unified
+from carrel.execution.file_changes import seen_below, unchanged_folder, unified
 
 Content = str | bytes | Path
 """A text; with the executable bit where it is bytes; a path is a link to it."""
@@ -46,7 +46,7 @@ def difference(before: Path, after: Path) -> str:
     async def read(path: str) -> bytes:
         return (after / path).read_bytes()
 
-    return asyncio.run(unified(Folder(before), seen_below(after), read))
+    return asyncio.run(unified(unchanged_folder(before), seen_below(after), read))
 
 
 def applied(before: Files, after: Files, tools: Sequence[list[str]] = TOOLS) -> str:
@@ -138,12 +138,14 @@ def test_a_folder_in_the_place_of_a_file() -> None:
 def test_what_is_no_text_is_named_and_keeps_nothing_else_from_being_taken(tmp_path: Path) -> None:
     old, new = made(tmp_path / "old", {"m": "1\n"}), made(tmp_path / "new", {"empty": "", "m": "2\n"})
     (new / "raw").write_bytes(b"\0\1")
+    (new / "__pycache__").mkdir()
+    (new / "__pycache__" / "m.cpython-311.pyc").write_bytes(b"\0\1")
     diff = difference(old, new)
     assert diff.startswith("Binary files /dev/null and b/raw differ\ndiff --git a/empty b/empty\n")
     for tool in TOOLS:
         copy = shutil.copytree(old, tmp_path / tool[0])
         subprocess.run([*tool, "-"], cwd=copy, input=diff.encode(), check=True)
-        assert looks(copy) == {name: look for name, look in looks(new).items() if name != "raw"}
+        assert looks(copy) == {name: look for name, look in looks(new).items() if not name.endswith(("raw", "pyc"))}
 
 
 def test_only_the_mode_of_what_is_no_text(tmp_path: Path) -> None:

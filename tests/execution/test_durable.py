@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from carrel.errors import ConfigurationError, ForkRefused, SessionBusy, StateNotSaved
+from carrel.errors import ConfigurationError, SessionBusy, StateNotSaved
 from carrel.execution.config import SubprocessConfig
 from carrel.execution.subprocess_executor import SubprocessExecutor
 
@@ -20,7 +20,7 @@ def state(tmp_path: Path) -> Path:
 
 
 def executor_of(state: Path, **settings: Any) -> SubprocessExecutor:
-    return SubprocessExecutor(SubprocessConfig(sandbox="required", state_folder=state, **settings))
+    return SubprocessExecutor(SubprocessConfig(state_folder=state, **{"sandbox": "required", **settings}))
 
 
 DEFINITIONS = """
@@ -127,10 +127,14 @@ async def test_code_of_the_session_cannot_prevent_or_forge_more_than_its_own_sav
             "del d\nimport threading\nt = threading.Thread(target=threading.Event().wait, daemon=True); t.start()"
         )
         with pytest.raises(StateNotSaved, match="thread"):
-            await executor.save()
-        assert sorted(path.name for path in state.iterdir()) == ["lock", "manifest.json", "variables", "workspace"]
+            await executor.save(may_block=False)
+        assert sorted(path.name for path in state.iterdir()) == ["files", "lock", "manifest.json", "variables"]
+        assert (await executor.run("x = 6")).is_ok
+        saved = await executor.save()
+        assert "x" in saved.kept
+        assert "lock" in saved.missing["t"]
     async with executor_of(state) as other:
-        assert (await other.run("x")).value == 5
+        assert (await other.run("x")).value == 6
 
 
 async def test_one_session_at_a_time(state: Path) -> None:
@@ -138,8 +142,6 @@ async def test_one_session_at_a_time(state: Path) -> None:
         with pytest.raises(SessionBusy, match=str(os.getpid())):
             await executor_of(state).start()
         await executor.run("x = 5; open('f', 'w').write('1')")
-        with pytest.raises(ForkRefused, match="state_folder"):
-            await executor.checkpoint()
         async with await executor.fork() as fork:
             await fork.run("x = 6; open('f', 'w').write('2')")
             with pytest.raises(ConfigurationError, match="state_folder"):
@@ -160,10 +162,40 @@ async def test_variables_are_not_loaded_into_a_weaker_sandbox(state: Path) -> No
         assert (await other.run("x")).error_type == "NameError"
 
 
-@pytest.mark.parametrize("settings", [{"sandbox": "off"}, {"workspace_mode": "rw"}])
-async def test_without_an_overlay_there_is_no_state(state: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("settings", [{"sandbox": "off"}, {"workspace_mode": "rw"}, {}])
+async def test_variables_and_files_are_kept_in_every_mode(
+    state: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
     workspace = tmp_path / "given"
     workspace.mkdir()
-    config = SubprocessConfig(**{"sandbox": "required", "workspace": workspace, **settings}, state_folder=state)
-    with pytest.raises(ConfigurationError, match="state_folder needs"):
-        await SubprocessExecutor(config).start()
+    (workspace / "deleted").write_text("given")
+    options = {"workspace": workspace, **settings}
+    async with executor_of(state, **options) as executor:
+        code = "import os; x = 5; open('f', 'w').write('1'); os.remove('deleted')"
+        assert (await executor.run(code)).is_ok
+        await executor.save()
+    async with executor_of(state, **options) as other:
+        assert (await other.run("x, open('f').read(), os.listdir()")).value == (5, "1", ["f"])
+
+
+async def test_a_rewound_session_continues_with_the_files_of_the_checkpoint(state: Path, tmp_path: Path) -> None:
+    workspace = tmp_path / "given"
+    workspace.mkdir()
+    (workspace / "deleted").write_text("given")
+    code = "x = {0}; import os, pathlib; open('f', 'w').write('{0}'); (pathlib.Path.home() / 'h').write_text('{0}')"
+    async with executor_of(state, workspace=workspace) as executor:
+        await executor.run(code.format(1))
+        point = await executor.checkpoint()
+        assert (await executor.run(code.format(2) + "; os.remove('deleted')")).is_ok
+        await executor.rewind(point)
+        look = "x, open('f').read(), (pathlib.Path.home() / 'h').read_text(), sorted(os.listdir())"
+        result = await executor.run(look)
+        assert result.value == (1, "1", "1", ["deleted", "f"]), result.error
+        await executor.run("open('later', 'w').write('3')")
+        await executor.rewind(point)
+        await executor.run("open('latest', 'w').write('4')")
+        await executor.save()
+        assert (await executor.exec("cat ~/h")).stdout == "1"
+    async with executor_of(state, workspace=workspace) as other:
+        assert len(list((state / "files").iterdir())) == 1
+        assert (await other.run(look)).value == (1, "1", "1", ["deleted", "f", "latest"])

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from carrel.errors import ExecutorClosed, ForkRefused, WorkerLost, WorkspaceLost
 from carrel.execution import connection
 from carrel.execution.capabilities import probe
 from carrel.execution.config import InProcessConfig, SubprocessConfig
+from carrel.execution.connection import SpawnFailed
 from carrel.execution.in_process import InProcessExecutor
 from carrel.execution.local_transport import InitClient
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.execution.zygote_client import SpawnFailed, ZygoteKey, Zygotes, shared
+from carrel.execution.zygote_client import ZygoteKey, Zygotes, shared
 from tests.execution.conftest import Here
 from tests.execution.processes import alive, descendants, groups_of, mounts, started, until, wait_gone
 
@@ -41,8 +42,8 @@ def session_of(executor: SubprocessExecutor) -> Any:
     return executor._connection
 
 
-async def frozen(executor: SubprocessExecutor, besides: int = 0) -> int:
-    """The frozen fork that is kept, once there is one besides an older one."""
+async def snapshots(executor: SubprocessExecutor, besides: int = 0) -> int:
+    """The snapshot that is kept, once there is one besides an older one."""
 
     def kept() -> int:
         return (
@@ -56,11 +57,11 @@ async def frozen(executor: SubprocessExecutor, besides: int = 0) -> int:
 
 
 async def run_and_freeze(executor: SubprocessExecutor, code: str) -> None:
-    """Run code, and wait for the frozen fork that has what it did."""
+    """Run code, and wait for the snapshot that has what it did."""
     await executor.start()
-    older = await frozen(executor)
+    older = await snapshots(executor)
     await executor.run(code)
-    await frozen(executor, older)
+    await snapshots(executor, older)
 
 
 async def test_the_worker_is_killed_while_it_starts(executor: SubprocessExecutor) -> None:
@@ -180,7 +181,7 @@ async def test_the_worker_is_killed_before_what_a_run_did_was_kept(executor: Sub
 async def test_a_loss_is_reported_by_the_next_run_also_where_a_request_or_a_fork_met_the_end(
     executor: SubprocessExecutor,
 ) -> None:
-    requests = [executor.variables, lambda: executor.set_variables({"z": 1})]
+    requests: list[Callable[[], Any]] = [executor.variables, lambda: executor.set_variables({"z": 1})]
     if executor.config.sandbox == "required":
         requests.append(executor.fork)
     for ask in requests:
@@ -205,7 +206,7 @@ async def test_a_loss_is_reported_by_the_next_run_also_where_a_request_or_a_fork
 
 
 @pytest.mark.slow
-async def test_a_frozen_fork_that_does_not_go_on_costs_the_variables_and_not_the_files(
+async def test_a_snapshot_that_does_not_go_on_costs_the_variables_and_not_the_files(
     executor: SubprocessExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await executor.start()
@@ -220,7 +221,7 @@ async def test_a_frozen_fork_that_does_not_go_on_costs_the_variables_and_not_the
     assert (await executor.run("open('f').read()")).value == "kept"
 
 
-async def test_there_is_one_frozen_fork_at_every_moment(executor: SubprocessExecutor) -> None:
+async def test_there_is_one_snapshot_at_every_moment(executor: SubprocessExecutor) -> None:
     """The next is handed over before the last one goes: a kill in between would cost both."""
     for n in range(60):
         await run_and_freeze(executor, "x = 1\ny = len([x])")
@@ -285,7 +286,7 @@ async def test_the_worker_is_killed_in_a_fork() -> None:
             except ForkRefused:
                 pass  # Refused because it died: that is the answer.
             assert (await executor.run("x")).value == 5
-            await frozen(executor)
+            await snapshots(executor)
 
 
 async def test_the_worker_is_killed_while_it_is_closed(executor: SubprocessExecutor) -> None:
@@ -315,7 +316,7 @@ async def test_closed_while_it_is_forked() -> None:
 FORGED_SNAPSHOT = """
 import json, os, socket
 pidfd, (ours, theirs) = os.pidfd_open({pid}), socket.socketpair()
-body = json.dumps({{"op": "frozen", "pid": {pid}, "covers": 1, "fds": 2}}).encode()
+body = json.dumps({{"op": "snapshot", "pid": {pid}, "covers": 1, "fds": 2}}).encode()
 for name in os.listdir("/proc/self/fd"):
     if os.path.exists(f"/proc/self/fd/{{name}}") and os.readlink(f"/proc/self/fd/{{name}}").startswith("socket:"):
         end = socket.socket(fileno=os.dup(int(name)))
@@ -339,7 +340,7 @@ async def test_a_worker_cannot_have_the_host_signal_a_process_of_its_choice() ->
         bystander.kill()
 
 
-async def test_the_frozen_fork_is_killed_too(executor: SubprocessExecutor) -> None:
+async def test_the_snapshot_is_killed_too(executor: SubprocessExecutor) -> None:
     await run_and_freeze(executor, "x = 5")
     os.kill(pid_of(session_of(executor).transport._snapshot[1]), signal.SIGKILL)
     result = await executor.run("import os; os._exit(1)")
@@ -389,16 +390,19 @@ async def test_a_zygote_end_that_was_not_noticed_costs_the_next_start_nothing(
     executor: SubprocessExecutor,
 ) -> None:
     await executor.start()
+    assert executor._connection
     zygote = executor._connection.transport.zygote
     assert zygote is not None
     zygote._control.socket.shutdown(socket.SHUT_WR)
     async with SubprocessExecutor(executor.config) as other:
         assert (await other.run("2")).value == 2
+        assert other._connection
         assert other._connection.transport.zygote is not zygote
 
 
 async def test_the_zygote_is_killed_and_the_next_start_makes_a_new_one(executor: SubprocessExecutor) -> None:
     await executor.run("x = 5")
+    assert executor._connection
     zygote = executor._connection.transport.zygote
     assert zygote is not None
     sessions = descendants(zygote.pid)
@@ -410,6 +414,7 @@ async def test_the_zygote_is_killed_and_the_next_start_makes_a_new_one(executor:
     assert (await executor.run("1 + 1")).value == 2
     async with SubprocessExecutor(executor.config) as other:
         assert (await other.run("2")).value == 2
+        assert other._connection
         assert other._connection.transport.zygote is not zygote
 
 

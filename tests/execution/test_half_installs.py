@@ -7,18 +7,20 @@ import importlib.metadata
 import itertools
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from importlib.metadata import PackagePath
 from pathlib import Path
 
 import pytest
 
 from carrel.errors import DependencyError, EnvironmentFailed
 from carrel.execution.config import SubprocessConfig
-from carrel.execution.packages import HALF, Packages, subprocess_packages
+from carrel.execution.packages import Packages, subprocess_packages
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from tests.support.wheels import build_wheel
 
@@ -42,7 +44,8 @@ def in_pieces(folders: Sequence[str]) -> list[str]:
     for found in importlib.metadata.distributions(path=list(folders)):
         name = found.metadata["Name"] if found.files is not None else str(found.locate_file(""))
         known.add(f"{name}_parts")
-        missing = [str(file) for file in found.files or ["RECORD"] if not Path(str(found.locate_file(file))).exists()]
+        files = found.files or [PackagePath("RECORD")]
+        missing = [str(file) for file in files if not Path(str(found.locate_file(file))).exists()]
         wrong += [f"{name} misses {len(missing)} files"] if missing else []
         some = Path(str(found.locate_file(f"{name}_parts/p{FILES - 1}.py")))
         if not missing and some.parent.exists() and found.version not in some.read_text():
@@ -107,38 +110,24 @@ async def test_who_is_killed_while_the_settings_packages_are_put_in_is_made_good
         await packages.give_back()
 
 
-async def test_what_is_half_there_by_its_mark_is_put_in_anew(tmp_path: Path, wheels: Path) -> None:
-    packages = await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=wheels, deps=["red==1.0"]))
-    assert packages.environment.venv is not None
-    (place,) = packages.environment.packages
-    (Path(place) / "red-1.0.dist-info" / "RECORD").unlink()
-    (Path(place) / "red_parts" / "p5.py").unlink()
-    (packages.environment.venv / HALF).touch()
-    packages = await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=wheels, deps=["blue", "red==1.0"]))
-    assert in_pieces([place]) == []
-    assert not (packages.environment.venv / HALF).exists()
-
-
 async def test_settings_that_cannot_be_had_cost_those_before_nothing(tmp_path: Path, wheels: Path) -> None:
-    config = SubprocessConfig(base=tmp_path, wheelhouse=wheels, deps=["red==1.0"])
+    shutil.copytree(wheels, house := tmp_path / "house")
+    config = SubprocessConfig(base=tmp_path, wheelhouse=house, deps=["red==1.0"])
     await subprocess_packages(config)
     with pytest.raises(EnvironmentFailed, match="nowhere"):
-        await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=wheels, deps=["nowhere"]))
-    (empty := tmp_path / "empty").mkdir()
-    await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=empty, deps=["red==1.0"]))
+        await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=house, deps=["nowhere"]))
+    for wheel in house.iterdir():
+        wheel.unlink()
+    assert await (await subprocess_packages(config)).installed() == {"red": "1.0"}
 
 
 async def test_settings_that_go_to_another_version_and_back_have_the_one_they_name(
     tmp_path: Path, wheels: Path
 ) -> None:
-    for version in ("1.0", "2.0", "1.0"):
-        deps = [f"red=={version}"]
-        packages = await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=wheels, deps=deps))
-        assert await packages.installed() == {"red": version}
-    await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=wheels, deps=["blue==1.0"]))
-    (empty := tmp_path / "empty").mkdir()
-    # Nothing of what was there became another: none of it has to be looked for again.
-    await subprocess_packages(SubprocessConfig(base=tmp_path, wheelhouse=empty, deps=["red==1.0"]))
+    for number, version in enumerate(("1.0", "2.0", "1.0")):
+        for place in ({"base": tmp_path}, {"venv_path": tmp_path / "mine"}):
+            config = SubprocessConfig(**place, wheelhouse=wheels, deps=[f"red=={version}"])  # type: ignore[arg-type]
+            assert await (await subprocess_packages(config)).installed() == {"red": version}, (number, place)
 
 
 @pytest.fixture

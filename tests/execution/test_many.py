@@ -41,6 +41,7 @@ async def in_a_row(count: int) -> None:
     gc.collect()
     zygote = SubprocessExecutor(config)
     await zygote.start()
+    assert zygote._connection is not None
     assert zygote._connection.transport.zygote is not None
     pid = zygote._connection.transport.zygote.pid
     await zygote.close()

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carrel.execution.output import BoundedOutput
+from carrel.processes import BoundedOutput
 from tests.execution.processes import memory
 
 

@@ -70,7 +70,7 @@ async def both(executor: SubprocessExecutor) -> tuple[list[FileChange], str]:
     assert found == listed
     diff = await executor.diff()
     assert diff == await file_changes.unified(before, now, executor.read_file)
-    assert isinstance((await executor._before_and_now())[0], file_changes.Part)
+    assert await executor.upper(Path(str(executor.config.workspace))) is not None
     return found, diff
 
 

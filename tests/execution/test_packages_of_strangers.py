@@ -6,6 +6,7 @@ import asyncio
 import io
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,7 @@ async def test_modules_that_are_called_like_pythons_own_hide_none_of_them(tmp_pa
     names = ("enum.py", "pathlib.py", "asyncio/__init__.py", "encodings/__init__.py", "site.py", "carrel/__init__.py")
     build_wheel(tmp_path / "wheels", "pathlib", files=dict.fromkeys(names, broken))
     build_wheel(tmp_path / "wheels", "customizing", files={"sitecustomize.py": "import builtins; builtins.word = 5\n"})
-    settings = {"base": tmp_path / "base", "wheelhouse": tmp_path / "wheels", "sandbox": mode}
+    settings: dict[str, Any] = {"base": tmp_path / "base", "wheelhouse": tmp_path / "wheels", "sandbox": mode}
     async with SubprocessExecutor(SubprocessConfig(**settings)) as executor:
         await executor.install(["pathlib", "customizing"])
         command = "import asyncio, enum, pathlib, customizing; print(customizing.VERSION, word)"
@@ -97,7 +98,7 @@ async def test_one_that_wants_to_end_python_when_it_starts_does_not_cost_the_ses
 async def test_it_is_not_built_from_source_unless_that_is_allowed(tmp_path: Path, trace: Path) -> None:
     (tmp_path / "wheels").mkdir()
     write_source(tmp_path / "wheels", f"open({str(trace)!r}, 'w').write('here')\nraise SystemExit('built')")
-    settings = {"base": tmp_path / "base", "wheelhouse": tmp_path / "wheels"}
+    settings: dict[str, Any] = {"base": tmp_path / "base", "wheelhouse": tmp_path / "wheels"}
     executor = SubprocessExecutor(SubprocessConfig(**settings))
     with pytest.raises(DependencyError, match="from-source"):
         await executor.install(["from-source"])
@@ -159,7 +160,8 @@ async def test_paths_that_the_author_names_are_those_of_the_program(
 ) -> None:
     name = build_wheel(tmp_path / "wheels", "own-thing").name
     monkeypatch.chdir(tmp_path)
-    for settings in ({"base": "base"}, {"shared_in": "shared"}):
+    either: list[dict[str, Any]] = [{"base": "base"}, {"shared_in": "shared"}]
+    for settings in either:
         config = SubprocessConfig(deps=[f"wheels/{name}"], sandbox="off", **settings)
         async with SubprocessExecutor(config) as executor:
             assert (await executor.run("import own_thing; own_thing.VERSION")).value == "1.0"

@@ -64,11 +64,11 @@ def test_every_block_of_anthropic_comes_back() -> None:
             if block["type"].endswith("_tool_result"):
                 call = {"type": "server_tool_use", "id": block["tool_use_id"], "name": "web_search", "input": {}}
                 content = [call, block]
-            wire = {"id": "m", "type": "message", "role": "assistant", "model": "c", "content": content}
+            wire: dict[str, Any] = {"id": "m", "type": "message", "role": "assistant", "model": "c", "content": content}
             wire |= {"stop_reason": None, "stop_sequence": None, "usage": {"input_tokens": 1, "output_tokens": 1}}
             for answer in dumps(anthropic.Message.model_validate(wire)):
                 [_, echo] = sent_back(answer, "anthropic")["messages"]
-                strict(list[anthropic.ContentBlockParam]).validate_python(echo["content"])  # type: ignore[name-defined]
+                strict(list[anthropic.ContentBlockParam]).validate_python(echo["content"])
                 assert [part["type"] for part in echo["content"]] == [part["type"] for part in content]
 
 
@@ -81,7 +81,7 @@ def test_every_item_of_openai_comes_back() -> None:
             wire = instance(responses.Response, full=False) | {"output": output}
             for answer in dumps(responses.Response.model_validate(wire)):
                 echo = sent_back(answer, "openai_responses")["input"][1:]
-                strict(list[responses.ResponseInputItemParam]).validate_python(echo)  # type: ignore[name-defined]
+                strict(list[responses.ResponseInputItemParam]).validate_python(echo)
                 assert [each["type"] for each in echo] == [item["type"], "message"]
 
 
@@ -90,7 +90,7 @@ def test_every_message_of_a_chat_completion_comes_back() -> None:
         completion = chat.ChatCompletion.model_validate(wire)
         for answer in [*dumps(completion), *dumps(completion.choices[0].message), [completion.choices[0].message]]:
             echo = sent_back(answer, "openai_chat")["messages"]
-            strict(list[chat.ChatCompletionMessageParam]).validate_python(echo)  # type: ignore[name-defined]
+            strict(list[chat.ChatCompletionMessageParam]).validate_python(echo)
 
 
 @pytest.mark.parametrize("field", ["text", "thought_signature", "inline_data", "file_data", "function_call"])

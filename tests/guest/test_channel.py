@@ -85,7 +85,12 @@ def test_descriptors_belong_to_the_record_that_names_them() -> None:
 )
 def test_garbage_is_an_error_at_once(sent: bytes) -> None:
     here, there = pair()
-    writer = threading.Thread(target=lambda: (here.socket.sendall(sent), here.socket.close()))
+
+    def write() -> None:
+        here.socket.sendall(sent)
+        here.socket.close()
+
+    writer = threading.Thread(target=write)
     writer.start()
     with pytest.raises(ChannelError):
         there.read()
@@ -104,7 +109,12 @@ def test_a_record_that_is_too_long_is_not_begun() -> None:
 
 def test_threads_send_whole_records() -> None:
     here, there = pair()
-    threads = [threading.Thread(target=lambda: [here.send({"a": "x" * 3000}) for _ in range(100)]) for _ in range(4)]
+
+    def send() -> None:
+        for _ in range(100):
+            here.send({"a": "x" * 3000})
+
+    threads = [threading.Thread(target=send) for _ in range(4)]
     for thread in threads:
         thread.start()
     assert all(there.read()[0] == {"a": "x" * 3000} for _ in range(400))

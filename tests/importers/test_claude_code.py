@@ -140,10 +140,10 @@ def test_an_agent_in_the_same_file_is_a_separate_session(samples: Path) -> None:
 
 
 def test_only_a_session_s_own_agent_files_are_read_with_it(imported_from: Reader) -> None:
-    for agent, session in (("agent-1", "11111111-2222-4333-8444-555555555555"), ("agent-2", "another")):
+    for name, session in (("agent-1", "11111111-2222-4333-8444-555555555555"), ("agent-2", "another")):
         imported_from(
-            {**user_line("g", None, f"task of {agent}"), "isSidechain": True, "agentId": agent, "sessionId": session},
-            name=f"{agent}.jsonl",
+            {**user_line("g", None, f"task of {name}"), "isSidechain": True, "agentId": name, "sessionId": session},
+            name=f"{name}.jsonl",
         )
     main, agent = imported_from(user_line("u", None, "hi"), name="11111111-2222-4333-8444-555555555555.jsonl")
     assert agent.title == "task of agent-1"

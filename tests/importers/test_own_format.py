@@ -124,7 +124,7 @@ async def test_labels_and_pins_are_imported_once(tmp_path: Path) -> None:
         await ours.import_file(tmp_path / "theirs")
         before, after = await theirs.read_meta("a"), await ours.read_meta("a")
     for name in ("labels", "pins", "tags"):
-        assert after[name] == before[name]  # type: ignore[literal-required]
+        assert after[name] == before[name]
 
 
 @pytest.mark.parametrize("damage", [None, b"", b"{oops"])

@@ -172,7 +172,13 @@ async def test_a_branch_that_has_grown_keeps_its_references(tmp_path: Path, stor
 
 
 def _compaction(keep: str) -> str:
-    boundary = {"type": "system", "subtype": "compact_boundary", "uuid": "b1", "parentUuid": None, "sessionId": "s1"}
+    boundary: dict[str, Any] = {
+        "type": "system",
+        "subtype": "compact_boundary",
+        "uuid": "b1",
+        "parentUuid": None,
+        "sessionId": "s1",
+    }
     boundary |= {"logicalParentUuid": keep, "compactMetadata": {"preservedSegment": {"headUuid": keep}}}
     summary = json.loads(_line(2, "Summary.").replace("assistant", "user"))
     summary |= {"uuid": "s1", "parentUuid": "b1", "isCompactSummary": True}

@@ -184,7 +184,7 @@ async def test_an_interrupted_copy_can_be_repeated(folder: FileStore, backend: B
         for kind in ("artifacts", "library", "workflows", "sessions", "tools", "skills", "requirements.txt"):
             await target.delete(kind)
         try:
-            await copy(folder, Stopping(target, writes))  # type: ignore[arg-type]
+            await copy(folder, Stopping(target, writes))
             break
         except StorageUnavailable:
             pass
@@ -207,7 +207,7 @@ async def test_readers_during_a_copy_do_not_change_the_history(folder: FileStore
             reader = WorkflowLibrary(target)
             assert [await reader.get(name) for name in ("add", "sub")]
 
-    await copy(folder, StepStore(target, look))  # type: ignore[arg-type]
+    await copy(folder, StepStore(target, look))
     key = "library/workflows/history.jsonl"
     assert await everything(target, key) == await everything(folder, key)
     await workflows.close()
@@ -229,7 +229,7 @@ async def test_a_copy_can_be_repeated_after_the_source_failed() -> None:
         target = MemoryStore()
         step_store = StepStore(source, fail_at(at, "once", []))
         try:
-            await copy(step_store, target)  # type: ignore[arg-type]
+            await copy(step_store, target)
             break
         except StorageUnavailable:
             pass
@@ -246,7 +246,7 @@ async def test_an_artifact_that_is_saved_during_the_copy_has_its_own_description
         source, target = MemoryStore(), MemoryStore()
         await ArtifactStore(source).save("x", "[1]", "text")
         other = OtherUser(source, at, lambda store: ArtifactStore(store).save("x", [2, 3], "data"))
-        report = await copy(StepStore(source, other.step), target)  # type: ignore[arg-type]
+        report = await copy(StepStore(source, other.step), target)
         if not other.tasks:
             break
         found = await ArtifactStore(target).get("x")
@@ -263,7 +263,7 @@ async def test_items_are_copied_after_those_they_refer_to() -> None:
     for key in keys:
         await source.put(key, b"x")
     step_store = StepStore(target)
-    report = await copy(source, step_store)  # type: ignore[arg-type]
+    report = await copy(source, step_store)
     written = [step.rpartition(" ")[2] for step in step_store.steps if step.startswith("after put_pieces")]
     assert written == ["tools/b.json", "tools/a.yaml", "tools/c.yml", "skills/x/go.py", "skills/x/SKILL.md"]
     assert [one.name for one in report.copied] == ["a.yaml", "b.json", "c.yml", "x/SKILL.md", "x/go.py"]

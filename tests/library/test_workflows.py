@@ -574,22 +574,6 @@ async def test_only_files_in_the_folder_of_a_skill_can_be_read(tmp_path: Path) -
         await workflows.begin("linked")
 
 
-async def test_a_second_process_parses_only_what_has_changed(backend: Backend) -> None:
-    store = backend.open()
-    for number in range(60):
-        await store.put(f"workflows/w{number}.py", f'"""Number {number}."""\ndef run(): pass'.encode())
-    first = await library(backend).list()
-    assert len(first) == 60
-    await store.put("workflows/w7.py", b'"""Another."""\ndef run(a): pass')
-    await store.delete("workflows/w8.py")
-    second = {found["name"]: found for found in await library(backend).list()}
-    assert len(second) == 59
-    assert second["w7"]["description"] == "Another."
-    assert second["w9"] == next(found for found in first if found["name"] == "w9")
-    await store.put("library/workflows/outline.json", b"{damaged")
-    assert len(await library(backend).list()) == 59
-
-
 async def test_a_folder_that_cannot_be_written_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "workflows").mkdir()
     (tmp_path / "workflows" / "x.py").write_text(ADD)

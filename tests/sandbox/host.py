@@ -98,7 +98,7 @@ class Session:
         self.line, line = socket.socketpair()
         self.stdout, out = os.pipe()
         self.stderr, err = os.pipe()
-        self.control.send({"op": "again", "id": 9}, (line.fileno(), out, err))
+        self.control.send({"op": "restart", "id": 9}, (line.fileno(), out, err))
         line.close()
         os.close(out)
         os.close(err)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ ROOM = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def secret(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def secret(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file that every user of the host may read, at a path that every user may walk."""
     path = tmp_path_factory.mktemp("open") / "secret.txt"
     path.write_text("host", encoding="utf-8")
@@ -137,12 +138,12 @@ def test_no_disk_in_dev(inside: Session) -> None:
 @pytest.mark.parametrize("how", ["workspace", "mount", "kept"])
 def test_no_set_user_id_program_is_left_on_the_host(start: Callable[..., Session], folder: Path, how: str) -> None:
     """Its owner would be the user who runs carrel, and anybody on the host could run it."""
-    given = {
+    settings: dict[str, dict[str, Any]] = {
         "workspace": {"workspace": {"source": str(folder), "mode": "rw"}},
         "mount": {"mounts": [{"source": str(folder), "at": "/out", "mode": "rw"}]},
-        "kept": {"workspace": {"source": None, "upper_dir": str(folder)}},
-    }[how]
-    session = start(**given)
+        "kept": {"workspace": {"source": None, "upper_dir": str(folder), "generation": "g"}},
+    }
+    session = start(**settings[how])
     at = "/out" if how == "mount" else "/workspace"
     session.value(f"import os; os.chdir({at!r}); open('p', 'w').close(); os.chmod('p', 0o755); os.mkdir('d')")
     for code in (

@@ -1,4 +1,4 @@
-"""Another worker in the same place: when the last one died and left no frozen fork, the files are still there."""
+"""Another worker in the same place: when the last one died and left no snapshot, the files are still there."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_an_init_that_fails_ends_with_its_session_and_is_no_second_zygote(start:
         time.sleep(0.2)
     for session in sessions:
         # What no host sends: a number where a list should be.
-        wrong = {"op": "tend", "worker": 1, "spare": 5, "end": True}
+        wrong = {"op": "continue", "worker": 1, "spare": 5, "end": True}
         session.control.send(wrong)
         session.control.socket.settimeout(60)
         with pytest.raises(ChannelClosed):

@@ -159,7 +159,12 @@ def test_kept_changes_outlive_the_session(start: Callable[..., Session], folder:
     for name in ("lower", "kept"):
         (folder / name).mkdir()
         os.chown(folder / name, folder.stat().st_uid, folder.stat().st_gid)
-    workspace = {"source": str(folder / "lower"), "mode": "overlay", "upper_dir": str(folder / "kept")}
+    workspace = {
+        "source": str(folder / "lower"),
+        "mode": "overlay",
+        "upper_dir": str(folder / "kept"),
+        "generation": "g",
+    }
     first = start(workspace=workspace)
     first.value("open('made', 'w').write('before')")
     first.close()

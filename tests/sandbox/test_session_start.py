@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from carrel.guest import processes
 from carrel.guest.sandbox import session_start
 from carrel.guest.sandbox.spec import StartReport, parse_report, read_report
 
@@ -52,7 +53,7 @@ def test_an_init_that_fails_exits_and_does_not_continue_as_its_parent(monkeypatc
     def broken(*_: Any) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(session_start.privileges, "reset_signals", broken)
+    monkeypatch.setattr(processes, "reset_signals", broken)
     monkeypatch.setattr(StartReport, "failed", broken)
     pid = os.fork()
     if pid == 0:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 
+from carrel.errors import StorageUnavailable
+from carrel.server.app import create_app
+from carrel.server.auth import ApiKeys
 from carrel.server.records import ANSWERS, MAX_ANSWER_AGE, AnswerStore, KeptAnswer
-from carrel.storage.base import Stamp
+from carrel.server.session_manager import SessionManager
+from carrel.server.settings import ServerSettings
+from carrel.session import FileStorage
+from carrel.storage.base import Expected, Guard, Stamp
 from carrel.storage.memory import MemoryStore
+from carrel.tasks.dataset import Datasets
+from carrel.wire.requests import CreateSession
 from tests.server.conftest import NewServer
 from tests.support.server_process import create_session, run_command
 
@@ -28,6 +37,41 @@ class AgedStore(MemoryStore):
     async def scan(self, prefix: str, names: object = ()) -> dict[str, Stamp]:
         found = await super().scan(prefix)
         return {key: stamp._replace(modified=time.time() - self.ages.get(key, 0.0)) for key, stamp in found.items()}
+
+
+class BrokenStore(MemoryStore):
+    """A store that cannot be reached while `is_broken`."""
+
+    is_broken = False
+
+    async def put(self, key: str, data: bytes, *, expect: Expected = None, guard: Guard | None = None) -> Stamp | None:
+        if self.is_broken:
+            raise StorageUnavailable("the store does not answer")
+        return await super().put(key, data, expect=expect, guard=guard)
+
+
+async def test_an_answer_that_cannot_be_kept_is_given_to_a_repeat(tmp_path: Path) -> None:
+    storage, store = FileStorage(tmp_path / "store"), BrokenStore()
+    settings = ServerSettings(cache=tmp_path / "cache", sandbox="off")
+    manager, keys = SessionManager(storage, Datasets(None), settings), ApiKeys(storage.store)
+    manager.answers = AnswerStore(store)
+    await manager.start()
+    try:
+        await manager.create("ann", CreateSession(session_id="s"))
+        await manager.wait_ready("ann", "s", 30)
+        headers = {"Authorization": f"Bearer {await keys.add('ann')}", "Idempotency-Key": "k"}
+        transport = httpx.ASGITransport(create_app(manager, keys), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test/api/v1", headers=headers) as client:
+            code = {"code": "n = globals().get('n', 0) + 1; n"}
+            store.is_broken = True
+            for _ in range(2):
+                refused = await client.post("/sessions/s/run", json=code)
+                assert (refused.status_code, refused.json()["code"]) == (503, "StorageUnavailable")
+            store.is_broken = False
+            answer = await client.post("/sessions/s/run", json=code)
+            assert (answer.status_code, answer.json()["value"]) == (200, 1)
+    finally:
+        await manager.shutdown()
 
 
 async def test_an_answer_ends_after_a_day() -> None:

@@ -35,6 +35,7 @@ WITHOUT_SESSION = {
     "/samples",
     "/samples/{dataset}/{sample_id}/download",
     "/metrics",
+    "/nodes",
     "/sessions",
     "/approvals",
 }

@@ -60,8 +60,8 @@ def base(tmp_path: Path) -> Path:
 
 
 def front(base: Path, *more: str, python: Sequence[str] | None = None, name: str = "mcp") -> Any:
-    command, *arguments = [*(python or preloaded_python().python), "-m", "carrel", "mcp", "--base", str(base), *more]
-    given = mcp.StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
+    words = [*(python or preloaded_python().python), "-m", "carrel", "mcp", "--base", str(base), *more]
+    given = mcp.StdioServerParameters(command=words[0], args=words[1:], env=dict(os.environ))
     # By itself it would write to what sys.stderr was when it was imported: perhaps in a test that is over.
     info = types.Implementation(name=name, version="1")
     return mcp.Client(stdio.stdio_client(given, errlog=sys.__stderr__), client_info=info)

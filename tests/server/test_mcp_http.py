@@ -45,7 +45,7 @@ class RunningServer:
 
     def errors(self) -> str:
         self._stderr.seek(0)
-        return self._stderr.read().decode()  # type: ignore[no-any-return]
+        return self._stderr.read().decode()
 
     async def ended(self) -> int:
         return await asyncio.to_thread(self.process.wait, 120)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 import shutil
@@ -13,6 +14,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import httpx
 import pytest
@@ -28,7 +30,7 @@ from carrel.conversation.messages import (
     user_text_message,
 )
 from carrel.server.web.archive import Archive, Runs
-from carrel.server.web.comparison import align_steps, compare_files, compare_tests
+from carrel.server.web.comparison import align_steps, compare_diffs, compare_tests
 from carrel.server.web.login import Logins
 from carrel.server.web.pages import Pages
 from carrel.session import FileStorage
@@ -63,11 +65,40 @@ async def write_sessions(base: Path) -> None:
             )
         await store.label("hostile", ATTACK, 3)
         await store.fork_session("hostile", 6, title=f"fork {ATTACK}")
+        await store.create_session("main", session_id="main", tags=[ATTACK])
+        await store.append_message("main", user_text_message("hello"))
+    write_states(base / "sessions" / "main")
     trace = base / "sessions" / "traced" / "trace.jsonl"
     trace.parent.mkdir()
     step = {"id": "1", "kind": "run", "name": ATTACK, "started_at": "2026-01-01T10:00:00+00:00", "duration": 0.5}
     call_of_it = {**step, "id": "2", "kind": "call", "parent": "1", "outcome": "ok", "error": ATTACK}
     trace.write_text(f"{json.dumps(step)}\n{json.dumps(call_of_it)}\n")
+
+
+def write_states(folder: Path) -> None:
+    """What would have been recorded of a session whose names, values and files attack the reader."""
+    variables = {ATTACK: [ATTACK, 1, ATTACK, "d"], "x": ["int", 28, "1", "e"], "rows": ["list", 80, "[1, 2]", "f"]}
+    text = hashlib.sha256(ATTACK.encode()).hexdigest()
+    files = {
+        ATTACK: ["added", 10, text, ""],
+        "kept.py": ["modified", 5, "~1", "~2"],
+        "gone.py": ["deleted", 0, "", text],
+    }
+    lines = [
+        {"at": 1.0, "seq": 1, "kind": "run", "step": ATTACK, "variables": {"set": variables}, "files": {"set": files}},
+        {"at": 2.0, "seq": 1, "kind": "checkpoint", "point": "c", "label": ATTACK},
+        {
+            "at": 3.0,
+            "seq": 1,
+            "kind": "run",
+            "step": "s",
+            "variables": {"set": {"x": ["int", 28, "2", "g"]}, "gone": ["rows"]},
+        },
+        {"at": 4.0, "seq": 1, "kind": "command", "step": "t", "files": {"gone": ["kept.py"]}},
+    ]
+    (folder / "states.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "texts").mkdir()
+    (folder / "texts" / text).write_text(f"{ATTACK}\nsecond line\n")
 
 
 def write_run(runs: Path, name: str, outcomes: dict[str, list[str]]) -> None:
@@ -116,7 +147,9 @@ async def logged_in_to(base: Path) -> AsyncIterator[httpx.AsyncClient]:
 
 ACTIVE = re.compile(r"<script(?! src=\"/page.js\" defer>)|<img|<svg onload|href=\"javascript:|[\x00\x1b\u202e]")
 PAGES = ["/", "/?q=question", "/s/hostile", "/s/hostile?at=3", "/s/hostile/tree", "/s/hostile/trace"]
-PAGES += ["/s/hostile/files"]
+PAGES += ["/s/hostile/files", "/s/main/tree", "/s/main/variables", "/s/main/variables?from=start&at=c", "/s/main/share"]
+PAGES += ["/s/main/files?at=c", "/s/main/files?from=c", "/s/main/files/gone.py", "/s/main/variables?at=nowhere"]
+PAGES += ["/?kind=fork", "/?tag=none", "/compare?a=main@start&b=main@c", "/compare?a=main@c&b=hostile@3"]
 PAGES += [
     "/s/hostile/verdicts",
     "/s/traced",
@@ -197,7 +230,7 @@ async def test_two_sessions_are_compared(page: httpx.AsyncClient) -> None:
     assert "6 entries in common" in text
     data = (await page.get(f"/compare?a=hostile@9&b={fork}@6", headers={"Accept": "application/json"})).json()
     assert (data["common"], [pair["kind"] for pair in data["conversation"]]) == (6, ["only_a"] * 3)
-    assert (await page.get("/compare?a=hostile@x&b=hostile")).status_code == 422
+    assert (await page.get("/compare?a=hostile@x&b=hostile")).status_code == 404
     assert (await page.get("/compare?a=hostile")).status_code == 404
 
 
@@ -210,9 +243,9 @@ def test_what_differs_in_two_sessions() -> None:
         diff = f"diff --git a/{path} b/{path}\n+{line}\n"
         return WorkspaceDiff(diff=diff, changes=[FileChangeRecord(path=path, kind="added", size=len(line))])
 
-    assert [pair.kind for pair in compare_files(changed("x", "1"), changed("x", "2"))] == ["differs"]
-    assert [pair.kind for pair in compare_files(changed("x", "1"), changed("x", "1"))] == ["same"]
-    assert [pair.kind for pair in compare_files(changed("x", "1"), None)] == ["only_a"]
+    assert [pair.kind for pair in compare_diffs(changed("x", "1"), changed("x", "2"))] == ["differs"]
+    assert [pair.kind for pair in compare_diffs(changed("x", "1"), changed("x", "1"))] == ["same"]
+    assert [pair.kind for pair in compare_diffs(changed("x", "1"), None)] == ["only_a"]
 
     def verdict(**tests: list[str]) -> VerificationResult:
         return VerificationResult(**{kind: [{"name": name} for name in names] for kind, names in tests.items()})
@@ -314,7 +347,7 @@ def test_a_user_sees_and_changes_their_own_sessions(server: ServerProcess, clien
     with logged_in(server, other) as page:
         assert "calc-1" not in page.get("/").text
         assert "question" not in page.get("/?q=question").text.partition("<table>")[2]
-        for path in ("", "/tree", "/trace", "/files", "/verdicts", "/export.html", "/numbers"):
+        for path in ("", "/tree", "/trace", "/variables", "/files", "/verdicts", "/export.html", "/numbers"):
             assert page.get(f"/s/{session}{path}").status_code == 404
         server.keys("revoke", "other")
         assert page.get("/", headers={"Accept": "application/json"}).status_code in (200, 401)
@@ -323,13 +356,92 @@ def test_a_user_sees_and_changes_their_own_sessions(server: ServerProcess, clien
         assert page.post(f"/s/{session}/do/fork").status_code == 403
 
 
+def test_a_session_is_shared_for_a_while(server: ServerProcess, client: httpx.Client) -> None:
+    session, other = create_session(client), create_session(client)
+    secret = "ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"
+    say = {"messages": [{"role": "user", "content": f"the key is {secret}"}]}
+    client.post(f"/sessions/{session}/conversation", json=say)
+    client.post(f"/sessions/{session}/run", json={"code": f"key = {secret!r}\nopen('a', 'w').write(key)"})
+    client.post(f"/sessions/{session}/checkpoints", json={"label": "c"})
+    with logged_in(server, server.key) as page:
+        assert page.post(f"/s/{session}/do/share", data={"days": "365"}).status_code == 422
+        data = page.post(f"/s/{session}/do/share", data={"days": "1"}, headers={"Accept": "application/json"}).json()
+        assert "until" in page.get(f"/s/{session}/share").text
+        with logged_in(server, data["link"].partition("#")[2]) as guest:
+            for path in ("", "/variables", "/files?at=c", "/files/a", "/trace", "/tree"):
+                shown = guest.get(f"/s/{session}{path}")
+                assert shown.status_code == 200
+                assert secret not in shown.text, path
+                twin = guest.get(f"/s/{session}{path}", headers={"Accept": "application/json"})
+                assert secret not in twin.text, path
+            assert "[redacted" in guest.get(f"/s/{session}").text
+            assert guest.get(f"/s/{session}/files/a?download=1").headers["content-disposition"].startswith("attachment")
+            assert secret not in guest.get(f"/s/{session}/files/a?download=1").text
+            assert guest.get(f"/s/{other}").status_code == 404
+            assert session in guest.get("/").text
+            assert other not in guest.get("/").text
+            for path in ("export.html", "share"):
+                assert guest.get(f"/s/{session}/{path}").status_code == 403
+            assert guest.post(f"/s/{session}/do/fork").status_code == 403
+            page.post(f"/s/{session}/do/unshare")
+            assert guest.get(f"/s/{session}", headers={"Accept": "application/json"}).status_code == 401
+        assert "until" not in page.get(f"/s/{session}/share").text.partition("<main")[2]
+
+
+async def test_a_share_expires() -> None:
+    now = [1000.0]
+    logins = Logins(MemoryStore(), None, may_act=True, clock=lambda: now[0])
+    token = await logins.share("ada", "s1", 1)
+    assert await logins.enter(token, "a") is not None
+    assert await logins.enter(token, "b") is not None, "unlike a login link, it is not for once"
+    assert await logins.enter("s2." + token.partition(".")[2], "a") is None
+    assert await logins.enter("../x." + token.partition(".")[2], "a") is None
+    assert len(await logins.shares("ada", "s1")) == 1
+    assert await logins.shares("bob", "s1") == []
+    await logins.end_shares("bob", "s1")
+    now[0] += 86_401
+    assert await logins.enter(token, "a") is None
+    assert await logins.shares("ada", "s1") == []
+
+
+async def test_filters_and_points_of_a_base_folder(page: httpx.AsyncClient) -> None:
+    async def data(path: str) -> Any:
+        return (await page.get(path, headers={"Accept": "application/json"})).json()
+
+    listed = await data("/")
+    assert listed["counts"]["kind"]["fork"] >= 1
+    assert {row["parent"] for row in (await data("/?kind=fork"))["rows"]} == {"hostile"}
+    assert [row["id"] for row in (await data(f"/?{urlencode({'tag': ATTACK})}"))["rows"]] == ["main"]
+    assert (await data("/?tag=none"))["rows"] == []
+    found = await data("/s/main/variables?from=c&at=now")
+    assert {each["name"]: each["kind"] for each in found["variables"]} == {
+        ATTACK: "same",
+        "x": "changed",
+        "rows": "gone",
+    }
+    files = await data("/s/main/files?from=start&at=c")
+    assert sorted(change["kind"] for change in files["diff"]["changes"]) == ["added", "deleted", "modified"]
+    assert "second line" in (await data(f"/s/main/files/{quote(ATTACK, safe='')}"))["text"]
+    download = await page.get(f"/s/main/files/{quote(ATTACK, safe='')}?download=1")
+    assert download.headers["content-type"] == "application/octet-stream"
+    assert download.headers["content-security-policy"].startswith("sandbox")
+    compared = await data("/compare?a=main@c&b=main")
+    assert [(pair["name"], pair["kind"]) for pair in compared["variables"]][:2] == [
+        ("rows", "only_a"),
+        ("x", "differs"),
+    ]
+    assert [pair["kind"] for pair in compared["files"]] == ["differs", "same", "same"]
+    undone = await data("/s/main/rewind?to=1")
+    assert undone["undone"] == []
+
+
 def test_what_the_page_may_do(new_server: NewServer) -> None:
     server = new_server("--page", "read")
     with server.client() as client:
         session = create_session(client)
     with logged_in(server, server.key) as page:
         assert page.post(f"/s/{session}/do/close").status_code == 403
-        assert "<button>Close" not in page.get(f"/s/{session}").text
+        assert "/do/close" not in page.get(f"/s/{session}").text
     server.stop()
     server.options[:] = ["--page", "off"]
     server.start()

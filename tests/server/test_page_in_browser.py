@@ -23,6 +23,8 @@ from tests.support.missing_parts import skip_without
 pytestmark = pytest.mark.real
 PAGES = ["/enter", "/", "/?q=question", "/s/hostile?at=5", "/s/hostile/tree", "/s/hostile/files", "/s/hostile/verdicts"]
 PAGES += ["/s/traced/trace", "/compare?a=hostile@20&b=traced", "/s/hostile/rewind?to=440", "/s/none", "/waiting"]
+PAGES += ["/s/main/variables", "/s/main/variables?from=start&at=c", "/s/main/files?from=start&at=c"]
+PAGES += ["/s/main/share", "/compare?a=main@start&b=main", "/s/main/tree", "/?kind=fork"]
 PAGES += ["/tasks", "/tasks/first", "/tasks/compare?a=first&b=second"]
 
 
@@ -105,6 +107,10 @@ def test_reading_needs_no_script(browser: Any, login: tuple[str, Any]) -> None:
     url, state = login
     context = browser.new_context(storage_state=state, java_script_enabled=False)
     page = context.new_page()
+    for path in PAGES:
+        page.goto(url + path)
+        assert page.locator("h1").inner_text(), path
+        assert page.locator("main :is(a, form, p, td)").count(), path
     page.goto(f"{url}/s/hostile")
     assert page.locator("article").count() > 100
     page.get_by_role("link", name="Older entries").click()
@@ -131,4 +137,30 @@ def test_new_entries_are_announced_and_do_not_move_the_page(browser: Any, login:
     page.wait_for_selector(".live a:not([hidden])", timeout=60_000)
     assert page.inner_text(".live a") == "1 new entry"
     assert page.evaluate("scrollY") == 500
+    context.close()
+
+
+def test_keys_are_listed_and_can_be_switched_off(browser: Any, login: tuple[str, Any]) -> None:
+    url, state = login
+    context = browser.new_context(bypass_csp=True, storage_state=state)
+    page = context.new_page()
+    page.goto(f"{url}/s/hostile?at=5")
+    page.keyboard.press("?")
+    assert page.locator("dialog[open]").count() == 1
+    assert Axe().run(page).response["violations"] == []
+    page.keyboard.press("Escape")
+    page.locator("dialog[open]").wait_for(state="detached")
+    page.keyboard.press("]")
+    page.locator(".chosen").wait_for()
+    first = page.locator(".chosen").get_attribute("id")
+    page.keyboard.press("]")
+    assert page.locator(".chosen").get_attribute("id") not in (None, first)
+    page.keyboard.press("e")
+    assert page.locator(".chosen.error").count() == 1
+    page.keyboard.press("?")
+    page.get_by_label("Keys are on").uncheck()
+    page.get_by_role("button", name="Close").click()
+    page.keyboard.press("g")
+    page.keyboard.press("t")
+    assert page.url.endswith("/s/hostile?at=5")
     context.close()

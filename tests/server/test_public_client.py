@@ -6,6 +6,7 @@ import io
 import tarfile
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import codeset
 import httpx
@@ -62,7 +63,7 @@ def test_a_session_from_creation_to_verdict(public: codeset.Codeset) -> None:
 
 def test_a_text_is_replaced(public: codeset.Codeset) -> None:
     session = public.sessions.create(dataset="demo", sample_id="calc-1")
-    given = {"session_id": session.session_id, "file_path": "README.md"}
+    given: dict[str, Any] = {"session_id": session.session_id, "file_path": "README.md"}
     public.sessions.execute_command(session_id=session.session_id, command="printf 'one two two' > README.md")
     done = public.sessions.str_replace(**given, str_to_replace="one", str_to_insert="1")
     assert done.success

@@ -117,3 +117,43 @@ def test_the_conversation_by_pages(client: httpx.Client, session: str) -> None:
     assert page(limit=3, before=5) == (list("234"), 2, True)
     assert page(limit=3, before=2) == (["1"], 1, False)
     assert page(before=100, limit=100) == (list("1234567"), 1, False)
+
+
+def test_variables_and_files_at_a_point(client: httpx.Client) -> None:
+    session = create_session(client)
+    at = f"/sessions/{session}"
+    client.post(f"{at}/run", json={"code": "x = 1\nopen('a.txt', 'w').write('one\\n')"})
+    client.post(f"{at}/checkpoints", json={"label": "first"})
+    client.post(f"{at}/conversation", json={"messages": [{"role": "user", "content": "go on"}]})
+    client.post(f"{at}/run", json={"code": "x = 2\nimport os\nos.mkdir('d')\nopen('d/b.bin', 'wb').write(b'\\0')"})
+    run_command(client, session, "echo two >> a.txt")
+    client.post(f"{at}/checkpoints", json={"label": "second"})
+    client.delete(at)  # What was recorded stays.
+
+    def variables(point: str) -> dict[str, str]:
+        found = client.get(f"{at}/variables", params={"at": point}).json()["variables"]
+        return {each["name"]: each["preview"] for each in found if each["type"] == "int"}
+
+    assert [variables(point) for point in ("start", "first", "second", "now")] == [
+        {},
+        {"x": "1"},
+        {"x": "2"},
+        {"x": "2"},
+    ]
+    assert variables("1") == {"x": "2"}, "after the only entry"
+    assert client.get(f"{at}/files/a.txt", params={"at": "first"}).content == b"one\n"
+    assert client.get(f"{at}/files/a.txt", params={"at": "now"}).content == b"one\ntwo\n"
+    listed = client.get(f"{at}/files", params={"at": "second"}).json()["entries"]
+    assert [(each["name"], each["kind"]) for each in listed] == [("a.txt", "file"), ("d", "folder")]
+    assert client.get(f"{at}/files/d/", params={"at": "second"}).json()["entries"][0]["name"] == "b.bin"
+    diff = client.get(f"{at}/diff", params={"from": "first", "at": "second"}).json()
+    assert "+two" in diff["diff"]
+    assert [(each["path"], each["kind"]) for each in diff["changes"]] == [("a.txt", "modified"), ("d/b.bin", "added")]
+    missing = (
+        "variables?at=nowhere",
+        "variables?at=2",
+        "diff?from=nowhere",
+        "files/a.txt?at=start",
+        "files/d/b.bin?at=now",
+    )
+    assert [client.get(f"{at}/{path}").status_code for path in missing] == [404] * len(missing)

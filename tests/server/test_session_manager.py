@@ -12,15 +12,16 @@ from typing import Any, cast
 
 import pytest
 
-from carrel.errors import ServerBusy, SessionExists, SessionNotReady, StorageWriteError
+from carrel.errors import ServerBusy, SessionElsewhere, SessionExists, SessionNotReady, StorageWriteError
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.server.hosted_session import OpenWorkspace
 from carrel.server.records import RecordStore, now
 from carrel.server.session_manager import SessionManager
 from carrel.server.settings import ServerSettings
 from carrel.session import FileStorage, MemoryStorage, RedisStorage, Session
+from carrel.storage.memory import MemoryStore
 from carrel.tasks.dataset import Datasets
-from carrel.wire.answers import Interaction
+from carrel.wire.answers import Interaction, SessionRecord
 from carrel.wire.requests import CreateSession, ForkSession, RunCommand
 from carrel.wire.verification import Job
 from tests.execution.processes import descendants
@@ -332,3 +333,36 @@ async def test_a_server_on_redis(redis_url: str, datasets: Datasets, tmp_path: P
         assert await storage.store.list("server") == []
         assert await storage.store.list("sessions") == []
         await third.shutdown()
+
+
+async def test_a_paused_session_is_opened_on_one_node_only() -> None:
+    store = MemoryStore()
+    first, second = RecordStore(store, "n1"), RecordStore(store, "n2")
+    at = now()
+    paused = SessionRecord(
+        session_id="s",
+        user_id="ann",
+        status="creating",
+        lifecycle="live",
+        requested_at=at,
+        expires_at=at,
+        ttl_minutes=30,
+        node="n1",
+        durable=True,
+    )
+    await first.add_session(paused)
+    await first.save_session(paused.model_copy(update={"status": "closed", "lifecycle": "paused"}))
+    results = await asyncio.gather(
+        *(
+            records.reopen_session(paused.model_copy(update={"node": name}))
+            for records, name in ((first, "n1"), (second, "n2"))
+        ),
+        return_exceptions=True,
+    )
+    assert [type(result) for result in results].count(SessionElsewhere) == 1
+    winner = (await first.get_session("s") or paused).node
+    assert await store.list("server/live") == [f"server/live/{winner}/s"]
+    # The mark of a node that died between two writes ends no session of another one.
+    await store.put("server/live/n3/s", b"{}")
+    assert await RecordStore(store, "n3").sessions_left_live() == []
+    assert await store.list("server/live") == [f"server/live/{winner}/s"]

@@ -20,7 +20,6 @@ from carrel import (
     SubprocessExecutor,
 )
 from carrel.execution.environments import READY
-from carrel.execution.packages import MARK
 from tests.support.web_server import Answer, WebRequest, WebServer
 from tests.support.wheels import build_wheel
 
@@ -68,15 +67,14 @@ def place_of_bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def base(place_of_bases: Path) -> Path:
-    """A new one at the place of the last, whose virtualenv it takes over where nothing was put into that: a session
-    then starts from the zygote of the session before."""
+    """A new one at the place of the last, whose virtualenvs it takes over: a session then starts from the zygote of the
+    session before."""
     folder = place_of_bases
     for made in folder.glob("*"):
         if made.name != "environments":
             shutil.rmtree(made) if made.is_dir() else made.unlink()
     for environment in folder.glob("environments/*/"):
-        is_used = (environment / MARK).exists() or any(environment.glob("added/*"))
-        if is_used or not (environment / READY).exists():
+        if not (environment / READY).exists():
             shutil.rmtree(environment)
     (folder / "tools").mkdir(parents=True)
     (folder / "tools" / "echo.yaml").write_text(ECHO)
@@ -131,7 +129,7 @@ async def storage_again(
             made.append(RedisStorage(request.getfixturevalue("redis_url"), prefix=tmp_path.name))
         elif not made:
             made.append(MemoryStorage())
-        return made[-1]  # type: ignore[no-any-return]
+        return made[-1]
 
     yield open_it
     for storage in made:

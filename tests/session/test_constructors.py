@@ -76,9 +76,12 @@ def test_a_storage_expands_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("make", [Session.from_base, Session.subprocess, Session.inprocess, Session.container])
-def test_persist_is_refused_while_it_is_not_supported(make: Callable[..., Session], tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="not supported"):
-        make(tmp_path, persist=True)
+def test_every_constructor_takes_persist_and_an_id(make: Callable[..., Session], tmp_path: Path) -> None:
+    if make == Session.container:
+        with pytest.raises(ConfigurationError, match="ContainerExecutor cannot keep"):
+            make(tmp_path, persist=True)
+    else:
+        assert make(tmp_path, persist=True).id != ""
     assert make(tmp_path, persist=False, session_id="").id != ""
     assert make(tmp_path, persist=None, session_id="named").id == "named"
 
@@ -235,7 +238,7 @@ def test_a_writable_workspace_around_the_base_is_refused(base: str, workspace: s
 @pytest.mark.parametrize("name", ["tools_path", "venv_path", "wheelhouse", "shared_in"])
 def test_a_writable_workspace_around_tools_of_the_host_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "work" / "kept").mkdir(parents=True)
-    settings = {name: tmp_path / "work" / "kept"}
+    settings: dict[str, Any] = {name: tmp_path / "work" / "kept"}
     with pytest.raises(ConfigurationError, match=name):
         SubprocessConfig(workspace=tmp_path / "work", workspace_mode="rw", **settings)
     SubprocessConfig(workspace=tmp_path / "work", **settings)
@@ -248,7 +251,7 @@ def test_a_writable_workspace_beside_the_base_is_allowed(tmp_path: Path) -> None
 
 def test_wrong_limits_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"Limits\(memory="):
-        Session.from_base(tmp_path, limits={"memory": "1GB"})  # type: ignore[typeddict-item]
+        Session.from_base(tmp_path, limits={"memory": "1GB"})  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"limits\.memory: 'much' is not a size"):
         Limits(memory="much")
     with pytest.raises(ConfigurationError, match=r"limits\.processes"):

@@ -2,6 +2,7 @@
 
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,8 @@ def test_a_result() -> None:
 
 @pytest.mark.parametrize("field", ["value", "stdout", "stderr", "error", "error_type", "state_reason"])
 def test_a_hostile_result(field: str) -> None:
-    result = ExecutionResult(**{"error": "failed", field: HOSTILE})
+    fields: dict[str, Any] = {"error": "failed", field: HOSTILE}
+    result = ExecutionResult(**fields)
     assert "<script>" in assert_harmless(result._repr_html_()).text
 
 

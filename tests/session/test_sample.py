@@ -14,6 +14,7 @@ async def test_work_on_a_sample_and_verify(tmp_path: Path) -> None:
         assert (await session.execute_command("ls")).stdout.split()
         assert (await session.run("import os\nos.path.exists('calc.py')")).value in (True, False)
         assert not (await session.verify()).is_success
+        assert session.sample
         applied = await session.execute_command("git apply -", stdin=session.sample.patch)
         assert applied.success, applied.stderr
         verdict = await session.verify()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jupyter_client.manager import start_new_kernel
@@ -266,7 +267,7 @@ def run_cell() -> Iterator[Callable[..., str]]:
     def run(code: str, interrupt_at: str = "") -> str:
         printed: list[str] = []
 
-        def note(message: dict[str, dict[str, str]]) -> None:
+        def note(message: dict[str, Any]) -> None:
             content = message["content"]
             printed.append(
                 content.get("text") or content.get("ename") or "".join(dict(content.get("data", {})).values())

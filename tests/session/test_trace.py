@@ -91,6 +91,7 @@ async def test_steps_are_spans_where_open_telemetry_is_set_up(tmp_path: Path) ->
     tool, run = spans["execute_tool one"], spans["execute_tool run_code"]
     assert tool.parent is not None
     assert tool.parent.span_id == run.context.span_id
+    assert tool.attributes
     assert tool.attributes["gen_ai.tool.name"] == "one"
     assert tool.attributes["gen_ai.conversation.id"] == session.id
 

@@ -1,6 +1,5 @@
-"""Sequence numbers and blocks of large log files, of which the lines are counted once."""
+"""Sequence numbers and blocks of large log files."""
 
-import asyncio
 import os
 import tracemalloc
 from pathlib import Path
@@ -39,24 +38,6 @@ async def last_number(store: FileStore) -> int:
     return 0
 
 
-async def test_a_large_log_is_counted_once_to_be_continued_and_read_back(store: FileStore) -> None:
-    await grown(store, 40_000)
-    fresh = FileStore(store.root)
-    before = bytes_read()
-    assert await last_number(fresh) == 40_000
-    assert bytes_read() - before < 44 * MIB
-    before = bytes_read()
-    assert await fresh.append(KEY, [LINE]) == 40_001
-    assert await last_number(fresh) == 40_001
-    async for block in fresh.read(KEY, 39_000):
-        assert block.first_seq == 39_000
-        break
-    async for block in fresh.read_back(KEY, 20_001):
-        assert block.first_seq + len(block.records) == 20_001
-        break
-    assert bytes_read() - before < 12 * MIB
-
-
 async def test_a_hint_spares_counting_what_was_there_before(store: FileStore) -> None:
     await grown(store, 40_000)
     size = (store.root / KEY).stat().st_size
@@ -70,31 +51,6 @@ async def test_a_hint_spares_counting_what_was_there_before(store: FileStore) ->
         async for block in FileStore(store.root).read_back(KEY, hint=wrong):
             assert block.last_seq == 40_100
             break
-
-
-async def test_a_large_log_that_another_program_made_is_counted_once_to_be_read_from_its_middle(
-    store: FileStore,
-) -> None:
-    (store.root / KEY).write_bytes((LINE + b"\n") * 20_000)
-
-    async def first(seq: int) -> int:
-        async for block in store.read(KEY, seq):
-            return block.first_seq
-        return 0
-
-    before = bytes_read()
-    assert await asyncio.gather(*(first(seq) for seq in range(2_000, 20_001, 1_000))) == list(
-        range(2_000, 20_001, 1_000)
-    )
-    assert bytes_read() - before < 70 * MIB
-    with (store.root / KEY).open("ab") as file:
-        file.write((LINE + b"\n") * 10_000)
-    before = bytes_read()
-    assert [await first(seq) for seq in (3, 15_000, 25_000, 30_000, 30_001)] == [3, 15_000, 25_000, 30_000, 0]
-    assert await last_number(store) == 30_000
-    assert bytes_read() - before < 25 * MIB
-    (store.root / KEY).write_bytes(b"y\n" * 3_000_000)
-    assert [await first(seq) for seq in (3, 15_000, 2_900_000)] == [3, 15_000, 2_900_000]
 
 
 async def test_what_is_known_of_a_file_that_was_replaced_or_cut_is_not_used(store: FileStore) -> None:

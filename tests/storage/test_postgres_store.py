@@ -5,16 +5,18 @@ import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from importlib.resources import files
 
+import psycopg
 import pytest
 
 from carrel import PostgresStorage, user_text_message
-from carrel.errors import ConfigurationError, StorageUnavailable, StorageWriteError
+from carrel.errors import ConfigurationError, GuardLost, KeyMissing, StorageUnavailable, StorageWriteError
 from carrel.storage.postgres.store import PostgresStore
 from tests.storage.suite import *  # noqa: F403
 from tests.support.missing_parts import skip_without
 from tests.support.real_postgres import NoPostgres, RealPostgres
-from tests.support.stores import Backend
+from tests.support.stores import Backend, Listener
 
 pytestmark = pytest.mark.real
 
@@ -79,6 +81,109 @@ async def test_schemas_do_not_see_each_other(server: RealPostgres) -> None:
     assert await one.lock_owner("o") is None
     await one.close()
     await other.close()
+
+
+async def test_tables_of_an_earlier_version_are_upgraded(server: RealPostgres) -> None:
+    schema = new_schema()
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute(f'CREATE SCHEMA "{schema}"')
+        connection.execute(f'SET search_path TO "{schema}"')
+        connection.execute((files("carrel.storage.postgres") / "schema.sql").read_text())
+        connection.execute("CREATE TABLE about AS SELECT 1 AS version")
+        connection.execute("SELECT append('log', ARRAY['earlier'::bytea], true, true, NULL, NULL, NULL)")
+    stores = [PostgresStore(server.url, schema) for _ in range(4)]
+    assert sorted(await asyncio.gather(*(store.append("log", [b"x"]) for store in stores))) == [2, 3, 4, 5]
+    for store in stores:
+        await store.close()
+
+
+async def test_many_writers_share_groups_without_a_gap_or_a_mix(server: RealPostgres) -> None:
+    """Three stores stand for three processes, whose groups have the same logs in other orders."""
+    schema = new_schema()
+    stores = [PostgresStore(server.url, schema) for _ in range(3)]
+
+    async def write(number: int) -> list[int]:
+        store = stores[number % 3]
+        return [
+            await store.append(f"log-{(number + turn) % 5}", [b"%d %d" % (number, turn), b"second"], sync=not turn % 7)
+            for turn in range(30)
+        ]
+
+    numbers = await asyncio.gather(*(write(number) for number in range(24)))
+    assert (
+        len(
+            {
+                (key, last)
+                for number, each in enumerate(numbers)
+                for key, last in ((f"log-{(number + turn) % 5}", last) for turn, last in enumerate(each))
+            }
+        )
+        == 24 * 30
+    )
+    for log in range(5):
+        records = [record async for block in stores[0].read(f"log-{log}") for record in block.records]
+        assert records[1::2] == [b"second"] * (len(records) // 2)
+        for number in range(24):
+            turns = [int(each.split()[1]) for each in records[::2] if each.startswith(b"%d " % number)]
+            assert turns == sorted(turns)
+            assert len(turns) == 6
+    for store in stores:
+        await store.close()
+
+
+async def test_in_one_group_each_append_gets_its_own_answer(server: RealPostgres) -> None:
+    store = PostgresStore(server.url, new_schema())
+    guard = ("lease", await store.put("lease", b"mine"))
+    assert guard[1] is not None
+    await store.append("log", [b"1"])
+    await store.put("object", b"x")
+    await store.put("lease", b"another's")
+    # The first two are under way while the others gather.
+    answers = await asyncio.gather(
+        *(store.append(f"busy-{number}", [b"x"], sync=True) for number in range(2)),
+        store.append("log", [b"2"], after=1),
+        store.append("log", [b"never"], after=7),
+        store.append("log", [b"never"], guard=guard),  # type: ignore[arg-type]
+        store.append("object", [b"never"]),
+        store.append("none", [b"never"], create=False),
+        store.append("log", [b"3", b"4"]),
+        store.append("log", [b"5"]),
+        return_exceptions=True,
+    )
+    kinds = [answer if isinstance(answer, int) else type(answer) for answer in answers]
+    assert kinds == [1, 1, 2, 0, GuardLost, StorageWriteError, KeyMissing, 4, 5]
+    await store.close()
+
+
+async def test_a_cancelled_append_is_written_before_its_caller_goes_on_or_never(server: RealPostgres) -> None:
+    store = PostgresStore(server.url, new_schema())
+    await store.append("log", [b"first"])
+    for turn in range(40):
+        writing = [asyncio.create_task(store.append("log", [b"%d" % turn])) for _ in range(8)]
+        await asyncio.sleep(turn / 10_000)
+        for each in writing:
+            each.cancel()
+        await asyncio.wait(writing)
+        before = await store.stamp("log")
+        await asyncio.sleep(0.005)
+        assert await store.stamp("log") == before
+    await store.close()
+
+
+async def test_a_watcher_hears_of_appends_of_another_process(server: RealPostgres) -> None:
+    schema = new_schema()
+    watching, writing = PostgresStore(server.url, schema), PostgresStore(server.url, schema)
+    listener = Listener(watching, "log")
+    await writing.append("log", [b"first"])
+    assert await listener.next() == (1, b"first")
+    # The periodic look alone would need longer than a second for each.
+    async with asyncio.timeout(20):
+        for number in range(2, 60):
+            await writing.append("log", [b"%d" % number])
+            assert await listener.next() == (number, b"%d" % number)
+    await listener.stop()
+    for store in (watching, writing):
+        await store.close()
 
 
 async def test_tables_of_a_newer_version_are_refused(server: RealPostgres) -> None:

@@ -74,7 +74,7 @@ class Chaos:
         weights = {name: weight for name, weight in self.settings["weights"].items() if weight}
         while time.monotonic() < until:
             [name] = self.dice.choices(list(weights), list(weights.values()))
-            do: Callable[[int, str], Awaitable[dict[str, Any]]] = getattr(self, name)
+            do: Callable[..., Awaitable[dict[str, Any]]] = getattr(self, name)
             token, session = self.token(task), self.session()
             self.note(begin=name, token=token, session=session)
             try:

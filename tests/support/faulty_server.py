@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -30,12 +30,12 @@ Answer = tuple[int, dict[str, str], bytes] | None
 class FaultyServer:
     """An HTTP server that answers each request with the next of its answers, and all further ones with the last."""
 
-    answers: list[Answer | Callable[[ReceivedRequest], Answer]]
+    answers: Iterable[Answer | Callable[[ReceivedRequest], Answer]]
     seen: list[ReceivedRequest] = field(default_factory=list)
     url: str = ""
 
     def __enter__(self) -> Self:
-        ours = self
+        ours, answers = self, list(self.answers)
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -44,7 +44,7 @@ class FaultyServer:
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
                 seen = ReceivedRequest(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body)
                 ours.seen.append(seen)
-                answer = ours.answers.pop(0) if len(ours.answers) > 1 else ours.answers[0]
+                answer = answers.pop(0) if len(answers) > 1 else answers[0]
                 answer = answer(seen) if callable(answer) else answer
                 if answer is None:
                     self.close_connection = True

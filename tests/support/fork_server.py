@@ -17,7 +17,7 @@ NUMBER = 4
 LONGEST = 1 << 20
 
 
-def request_fork(address, arguments, env, cwd, fds, session):  # type: ignore[no-untyped-def] -- typing loads slowly
+def request_fork(address, arguments, env, cwd, fds, session):  # no annotations: typing loads slowly
     """Ask for a fork. The fork server writes its pid and later its exit code to the first of the fds; the others are
     its standard streams and further descriptors."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
@@ -25,10 +25,10 @@ def request_fork(address, arguments, env, cwd, fds, session):  # type: ignore[no
         socket.send_fds(connection, [json.dumps([arguments, dict(env), cwd, session]).encode()], fds)
 
 
-def serve(requests):  # type: ignore[no-untyped-def]
+def serve(requests):
     """Fork for each request until the standard input ends; return None then. In a fork: its arguments and the
     descriptors that came after the streams."""
-    running = {}
+    running: dict[int, tuple[int, int]] = {}
     ready = select.poll()
     ready.register(0)
     ready.register(requests, select.POLLIN)
@@ -60,14 +60,14 @@ def serve(requests):  # type: ignore[no-untyped-def]
             ready.register(pidfd, select.POLLIN)
 
 
-def write_number(pipe, number):  # type: ignore[no-untyped-def]
+def write_number(pipe, number):
     try:
         os.write(pipe, number.to_bytes(NUMBER, "big", signed=True))
     except BrokenPipeError:
         return  # The test did not wait for the exit code.
 
 
-def become_program(streams, env, cwd, session):  # type: ignore[no-untyped-def]
+def become_program(streams, env, cwd, session):
     """Do what the kernel does for a new program: streams, session, environment, current folder."""
     if session:
         os.setsid()

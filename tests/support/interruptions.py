@@ -150,7 +150,7 @@ class Processes:
     def open(self, name: str) -> tuple[SessionStore, Stepped]:
         way, count = Stepped(self.backend(), self._holders), itertools.count(1)
         store = SessionStore(
-            store=way,  # type: ignore[arg-type]
+            store=way,
             embedder=False,
             new_id=lambda: f"{name}{next(count)}",
             now=lambda: self._date or timestamp(),

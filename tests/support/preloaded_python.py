@@ -169,9 +169,9 @@ def load() -> None:
 
 def run_module(arguments: Sequence[str]) -> None:
     """Run a module as `python -m` does, with the current standard streams."""
-    sys.stdin = sys.__stdin__ = open(0)  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = open(1, "w")  # noqa: SIM115
-    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
+    sys.stdin = sys.__stdin__ = open(0)  # type: ignore[misc]  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w")  # type: ignore[misc]  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, errors="backslashreplace")  # type: ignore[misc]  # noqa: SIM115
     dash_m, module, *rest = arguments
     assert dash_m == "-m"
     sys.argv, sys.path[0] = ["-m", *rest], os.getcwd()

@@ -10,15 +10,15 @@ from pydantic import TypeAdapter
 from tests.support.lazy_module import LazyModule
 from tests.support.strict_types import strict
 
-anthropic = LazyModule("anthropic.types")
-google = LazyModule("google.genai.types")
-chat = LazyModule("openai.types.chat")
-responses = LazyModule("openai.types.responses")
+anthropic: Any = LazyModule("anthropic.types")
+google: Any = LazyModule("google.genai.types")
+chat: Any = LazyModule("openai.types.chat")
+responses: Any = LazyModule("openai.types.responses")
 
 
 @cache
 def _anthropic_messages() -> TypeAdapter[Any]:
-    return TypeAdapter(list[anthropic.MessageParam])  # type: ignore[name-defined]
+    return TypeAdapter(list[anthropic.MessageParam])
 
 
 def check_request(payload: dict[str, Any], provider: str) -> None:

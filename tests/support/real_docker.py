@@ -16,6 +16,8 @@ from pathlib import Path
 from carrel.execution.docker_engine import connect, pack_image
 
 IMAGE = "carrel-tests:1"
+RUNNING_ENGINE = "CARREL_TESTS_ENGINE"
+"""The variable with the address of an engine that runs already, such as Podman's; without it one is started."""
 _STARTS = 60.0
 _IN_IMAGE = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
 
@@ -44,6 +46,18 @@ def why_none() -> str | None:
 @contextlib.contextmanager
 def shared_engine(folder: Path) -> Iterator[str]:
     """The address of the engine in this folder: started by the first who comes, ended when the last has gone."""
+    if (running := os.environ.get(RUNNING_ENGINE)) is not None:
+        if connect(running).find_image(IMAGE) is None:
+            pack_image(IMAGE, packages=[str(path) for path in _packages()], docker_host=running)
+        yield running
+        return
+    with private_engine(folder) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def private_engine(folder: Path) -> Iterator[str]:
+    """The same, and never one that runs already: for tests that stop it, by the process in the file `pid`."""
     why = why_none()
     if why is not None:
         raise NoEngine(why)
@@ -76,7 +90,7 @@ def _start(folder: Path, address: str) -> None:
         )
     try:
         _wait_for(process, folder)
-        pack_image(IMAGE, packages=_packages(), docker_host=address)
+        pack_image(IMAGE, packages=[str(path) for path in _packages()], docker_host=address)
     except BaseException:
         process.terminate()
         process.wait()

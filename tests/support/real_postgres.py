@@ -64,7 +64,7 @@ class RealPostgres:
         self._folder = Path(tempfile.mkdtemp(prefix="carrel-postgres-", dir="/tmp"))
         if self._user:
             shutil.chown(self._folder, self._user)
-        command = ["-D", self._folder / "data", "-U", "carrel", "-A", "trust", "-E", "UTF8", "--no-locale", "-N"]
+        command = ["-D", str(self._folder / "data"), "-U", "carrel", "-A", "trust", "-E", "UTF8", "--no-locale", "-N"]
         done = subprocess.run(
             [self._programs / "initdb", *command], user=self._user, cwd="/", capture_output=True, text=True
         )

@@ -2,7 +2,8 @@
 
 import types
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -45,5 +46,5 @@ def _value(kind: Any, full: bool, choice: int, depth: int) -> Any:
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return instance(kind, full=full, choice=choice, depth=depth)
     if isinstance(kind, type) and issubclass(kind, str) and kind is not str:
-        return next(iter(kind)).value
+        return next(iter(cast(type[StrEnum], kind))).value
     return {str: "text", int: 3, float: 1.5, bool: True, bytes: "-_8="}[kind]

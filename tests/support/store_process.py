@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from collections.abc import Awaitable, Callable
 
 from carrel.storage.base import MISSING, Store, process_name
 from tests.support.stores import open_store
@@ -78,7 +79,16 @@ async def delete(store: Store, key: str) -> None:
 
 async def main(address: str, verb: str, *words: str) -> None:
     store = open_store(json.loads(address))
-    verbs = [append, append_forever, append_until_gone, put_new, hold, replace_locked, watch, delete]
+    verbs: list[Callable[..., Awaitable[None]]] = [
+        append,
+        append_forever,
+        append_until_gone,
+        put_new,
+        hold,
+        replace_locked,
+        watch,
+        delete,
+    ]
     await {known.__name__: known for known in verbs}[verb](store, *words)
     await store.close()
 

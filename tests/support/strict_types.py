@@ -4,7 +4,7 @@ import collections.abc
 import types
 import warnings
 from functools import cache
-from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NotRequired, Required, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
 from typing_extensions import get_type_hints, is_typeddict
@@ -20,7 +20,7 @@ def _model(kind: Any) -> type[BaseModel]:
     hints = get_type_hints(kind, include_extras=True)
     # The SDKs' annotations are strings, in which `__required_keys__` sees nothing.
     fields: dict[str, Any] = {
-        name: (_strict(hint), ... if get_origin(hint) is Required else None) for name, hint in hints.items()
+        name: (_strict(hint), ... if cast(Any, get_origin(hint)) is Required else None) for name, hint in hints.items()
     }
     with warnings.catch_warnings():
         # A field named `schema` hides a method of the model that is never called.

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.tasks.environment import open_executor, prepare_sample
+from carrel.tasks.environment import TaskExecutor, open_executor, prepare_sample
 from carrel.tasks.sample import Sample
 from tests.support.samples import calc
 
-OpenSample = Callable[..., Awaitable[SubprocessExecutor]]
+OpenSample = Callable[..., Awaitable[TaskExecutor]]
 
 
 @pytest.fixture
@@ -31,9 +30,9 @@ def calc_sample(tmp_path: Path) -> Sample:
 @pytest.fixture
 async def open_sample(cache: Path) -> AsyncIterator[OpenSample]:
     """`await open_sample(sample)` opens an executor on a sample; it is closed after the test."""
-    opened: list[SubprocessExecutor] = []
+    opened: list[TaskExecutor] = []
 
-    async def begin(sample: Sample, **more: Any) -> SubprocessExecutor:
+    async def begin(sample: Sample, **more: Any) -> TaskExecutor:
         opened.append(await open_executor(await prepare_sample(sample, cache), **more))
         return opened[-1]
 

@@ -12,14 +12,40 @@ from typing import Any
 import pytest
 
 from carrel.errors import WorkspaceLost
-from carrel.tasks.environment import prepare_sample
+from carrel.execution.local_transport import LocalTransport
+from carrel.tasks.environment import TaskExecutor, prepare_sample
 from carrel.tasks.sample import Sample
 from carrel.tasks.verification.changes import read_changes
 from carrel.tasks.verification.verifier import grade, verify
 from tests.support import attacks
 from tests.support.attacks import FORGER, LOAD_TESTS, ONE_TEST, PATCHER, PLUGIN, RUN, SourceAttack
+from tests.support.real_docker import IMAGE
 from tests.support.samples import ADD, COMMAND, ONE, PYTEST_ENV, SOLVE, calc, written
 from tests.tasks.conftest import OpenSample
+
+IN_CONTAINER = pytest.mark.real
+
+
+@pytest.fixture(params=["sandbox", pytest.param("container", marks=IN_CONTAINER)])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where the agent works and its work is judged: the same attacks are made on both."""
+    if request.param == "container":
+        monkeypatch.setenv("DOCKER_HOST", request.getfixturevalue("docker_engine"))
+    return str(request.param)
+
+
+@pytest.fixture
+def open_anywhere(open_sample: OpenSample, backend: str) -> OpenSample:
+    """`open_sample`, which puts the sample into a container first if its turn is to be there."""
+
+    async def begin(sample: Sample, **more: Any) -> TaskExecutor:
+        if backend == "container":
+            changes = {"backend": "container", "image": IMAGE}
+            sample.environment = sample.environment.model_copy(update=changes)
+        return await open_sample(sample, **more)
+
+    return begin
+
 
 # --- in the agent's workspace ----------------------------------------------------------------------------------------
 
@@ -72,9 +98,9 @@ ATTACKS = {
 
 @pytest.mark.parametrize("attack", ATTACKS)
 async def test_an_attack_in_the_workspace(
-    attack: str, calc_sample: Sample, open_sample: OpenSample, cache: Path
+    attack: str, calc_sample: Sample, open_anywhere: OpenSample, cache: Path
 ) -> None:
-    executor = await open_sample(calc_sample)
+    executor = await open_anywhere(calc_sample)
     done = await executor.exec(ATTACKS[attack])
     assert done.success, done.stderr
     own = await executor.exec(RUN)
@@ -87,20 +113,22 @@ async def test_an_attack_in_the_workspace(
 
 @pytest.mark.parametrize("attack", [name for name in ATTACKS if "source" not in name and "forged" not in name])
 async def test_a_solution_beside_an_attack_is_solved(
-    attack: str, calc_sample: Sample, open_sample: OpenSample, cache: Path
+    attack: str, calc_sample: Sample, open_anywhere: OpenSample, cache: Path
 ) -> None:
-    executor = await open_sample(calc_sample)
+    executor = await open_anywhere(calc_sample)
     await executor.exec(f"{ATTACKS[attack]}\n{SOLVE}")
     result = await verify(calc_sample, executor, cache=cache)
     assert result.outcome == "solved", result
     assert "calc.py" in result.carried_over
 
 
-async def test_bytecode_that_is_not_what_the_source_says(tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
+async def test_bytecode_that_is_not_what_the_source_says(
+    tmp_path: Path, open_anywhere: OpenSample, cache: Path
+) -> None:
     test = "from calc import add, one\nfrom wanted import THREE\n\n\ndef test_add():\n    assert add(1, 2) == THREE\n"
     files = {"tests/wanted.py": "THREE = 3\n", "tests/test_calc.py": test}
     sample = calc(tmp_path / "calc", files, pass_to_pass=[])
-    executor = await open_sample(sample)
+    executor = await open_anywhere(sample)
     await executor.exec(BYTECODE)
     assert (await executor.exec(RUN)).exit_code == 0
     assert (await verify(sample, executor, cache=cache)).outcome == "not_solved"
@@ -126,19 +154,19 @@ RUN_WITH_REPORT = "python -m pytest -q --junitxml={report}" + NO_OTHERS
 
 
 async def test_a_customization_of_python_where_the_sample_puts_its_sources_on_the_path(
-    tmp_path: Path, open_sample: OpenSample, cache: Path
+    tmp_path: Path, open_anywhere: OpenSample, cache: Path
 ) -> None:
     sample = calc(tmp_path / "calc", environment={"env": {**PYTEST_ENV, "PYTHONPATH": "/workspace"}})
-    executor = await open_sample(sample)
+    executor = await open_anywhere(sample)
     await executor.exec(planted("sitecustomize.py", "import os, sys\nif 'pytest' in sys.orig_argv:\n    os._exit(0)"))
     assert (await executor.exec(RUN)).exit_code == 0
     assert (await verify(sample, executor, cache=cache)).outcome == "not_solved"
 
 
 async def test_a_recorder_of_the_agents_own_is_ignored(
-    calc_sample: Sample, open_sample: OpenSample, cache: Path
+    calc_sample: Sample, open_anywhere: OpenSample, cache: Path
 ) -> None:
-    executor = await open_sample(calc_sample)
+    executor = await open_anywhere(calc_sample)
     await executor.exec(planted("carrel_pytest.py", PLUGIN))
     result = await verify(calc_sample, executor, cache=cache)
     assert result.outcome == "not_solved"
@@ -146,9 +174,9 @@ async def test_a_recorder_of_the_agents_own_is_ignored(
 
 
 async def test_programs_on_the_path_and_files_elsewhere_are_not_judged(
-    calc_sample: Sample, open_sample: OpenSample, cache: Path
+    calc_sample: Sample, open_anywhere: OpenSample, cache: Path
 ) -> None:
-    executor = await open_sample(calc_sample)
+    executor = await open_anywhere(calc_sample)
     shim = planted("$HOME/bin/python", "#!/bin/sh\nexit 0") + "chmod +x $HOME/bin/python"
     await executor.exec(f"{shim}; cp -r $HOME/bin /tmp/bin; echo 'PATH=$HOME/bin:$PATH' > $HOME/.profile")
     assert (await executor.exec(f"PATH=$HOME/bin:$PATH {RUN}")).exit_code == 0
@@ -169,8 +197,8 @@ async def test_results_of_the_set_up_are_built_again(tmp_path: Path, open_sample
         sample_id="c-1",
         files=written(tmp_path / "c", C_FILES),
         fail_to_pass=["adds"],
-        environment={"setup": ["make -s verdict"], "programs": ["make", "cc"]},  # type: ignore[arg-type]
-        verify={"command": "make -s check", "report": "tap", "protected": ["verdict.c"]},  # type: ignore[arg-type]
+        environment={"setup": ["make -s verdict"], "programs": ["make", "cc"]},
+        verify={"command": "make -s check", "report": "tap", "protected": ["verdict.c"]},
     )
     executor = await open_sample(sample)
     await executor.exec("printf '#!/bin/sh\\necho 1..1; echo ok 1 - adds\\n' > verdict")
@@ -217,16 +245,23 @@ SOURCE_ATTACKS = [
     *attacks.on_file_names(),
     *attacks.on_unittest(),
     *attacks.on_exit_codes(),
-    *IN_A_WORKER,
 ]
 
 
-@pytest.mark.parametrize("attack", SOURCE_ATTACKS, ids=str)
+@pytest.mark.parametrize(
+    ("attack", "backend"),
+    [
+        *(pytest.param(each, "sandbox", id=str(each)) for each in SOURCE_ATTACKS),
+        *(pytest.param(*each.values, "sandbox", id=each.id, marks=each.marks) for each in IN_A_WORKER),
+        *(pytest.param(each, "container", id=f"container-{each}", marks=IN_CONTAINER) for each in SOURCE_ATTACKS),
+    ],
+    indirect=["backend"],
+)
 async def test_source_that_deceives_its_runner(
-    attack: SourceAttack, tmp_path: Path, open_sample: OpenSample, cache: Path
+    attack: SourceAttack, tmp_path: Path, open_anywhere: OpenSample, cache: Path
 ) -> None:
     sample = attack.sample(tmp_path / "calc")
-    executor = await open_sample(sample)
+    executor = await open_anywhere(sample)
     await executor.exec(f"cp -r . /tmp/honest; cat >> calc.py <<'END'\n{attack.source}\nEND\n")
     own = await executor.exec(attack.run)
     assert own.exit_code in attack.own_exit_codes, f"the attack does not even work: {own.stdout}{own.stderr}"
@@ -241,10 +276,10 @@ async def test_source_that_deceives_its_runner(
 
 @pytest.mark.parametrize("attack", attacks.without_certainty(), ids=str)
 async def test_source_that_may_deceive_its_runner_is_not_clean(
-    attack: SourceAttack, tmp_path: Path, open_sample: OpenSample, cache: Path
+    attack: SourceAttack, tmp_path: Path, open_anywhere: OpenSample, cache: Path
 ) -> None:
     sample = attack.sample(tmp_path / "calc")
-    executor = await open_sample(sample)
+    executor = await open_anywhere(sample)
     await executor.exec(f"cp calc.py /tmp; cat >> calc.py <<'END'\n{attack.source}\nEND\n")
     own = await executor.exec(attack.run)
     assert own.exit_code == 0, f"the attack does not even work: {own.stdout}{own.stderr}"
@@ -257,9 +292,9 @@ async def test_source_that_may_deceive_its_runner_is_not_clean(
 
 
 async def test_source_that_exits_with_0_is_not_a_solution(
-    calc_sample: Sample, open_sample: OpenSample, cache: Path
+    calc_sample: Sample, open_anywhere: OpenSample, cache: Path
 ) -> None:
-    executor = await open_sample(calc_sample)
+    executor = await open_anywhere(calc_sample)
     await executor.exec("echo 'import sys; sys.exit(0)' >> calc.py")
     result = await verify(calc_sample, executor, cache=cache)
     assert (result.outcome, result.score, result.missing) == ("not_solved", 0, [ADD, ONE])
@@ -267,7 +302,7 @@ async def test_source_that_exits_with_0_is_not_a_solution(
 
 
 async def test_tests_that_a_source_package_hands_to_unittest(
-    tmp_path: Path, open_sample: OpenSample, cache: Path
+    tmp_path: Path, open_anywhere: OpenSample, cache: Path
 ) -> None:
     name, command = "pkg.tests.test_x.T.test_add", "python -m unittest discover -v -t . -s ."
     test = "import unittest\nfrom pkg import add\n\n\nclass T(unittest.TestCase):\n    def test_add(self):\n"
@@ -277,7 +312,7 @@ async def test_tests_that_a_source_package_hands_to_unittest(
         "pkg/tests/test_x.py": test + "        self.assertEqual(add(1, 2), 3)\n",
     }
     sample = calc(tmp_path / "calc", files, fail_to_pass=[name], pass_to_pass=[], verify={"command": command})
-    executor = await open_sample(sample)
+    executor = await open_anywhere(sample)
     await executor.exec(f"cp pkg/__init__.py /tmp; cat >> pkg/__init__.py <<'END'\n{LOAD_TESTS}\nEND\n")
     assert (await executor.exec(command)).exit_code == 0
     result = await verify(sample, executor, cache=cache)
@@ -298,20 +333,22 @@ sys.meta_path.append(Lazy())
 
 
 async def test_an_import_hook_for_other_modules_is_no_attack(
-    calc_sample: Sample, open_sample: OpenSample, cache: Path
+    calc_sample: Sample, open_anywhere: OpenSample, cache: Path
 ) -> None:
-    executor = await open_sample(calc_sample)
+    executor = await open_anywhere(calc_sample)
     await executor.exec(f"{SOLVE}; cat >> calc.py <<'END'\n{VENDORED_HOOK}\nEND\n")
     assert (await verify(calc_sample, executor, cache=cache)).outcome == "solved"
 
 
-async def test_a_script_that_is_rewritten_by_what_it_runs(tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
+async def test_a_script_that_is_rewritten_by_what_it_runs(
+    tmp_path: Path, open_anywhere: OpenSample, cache: Path
+) -> None:
     """It starts the program under test as a process of its own, which is not enough."""
     check = 'test "$(sh greet.sh)" = hello && echo "ok 1 - greets" || echo "not ok 1 - greets"\necho 1..1\n'
     files = written(tmp_path / "greet", {"greet.sh": "echo hi\n", "check.sh": check})
     verification: Any = {"command": "sh check.sh", "report": "tap"}
     sample = Sample(sample_id="greet-1", files=files, fail_to_pass=["greets"], verify=verification)
-    executor = await open_sample(sample)
+    executor = await open_anywhere(sample)
     honest = await verify(sample, executor, cache=cache)
     assert honest.outcome == "not_solved", honest
     await executor.write_file("greet.sh", "echo 'echo ok 1 - greets; echo 1..1' > check.sh\necho hello\n")
@@ -394,9 +431,9 @@ async def test_files_in_the_home_folder_that_python_loads_when_it_starts(
     assert "a file in the home folder that Python loads when it starts" in result.evidence[-1]
 
 
-async def test_source_that_removes_the_recorders_marker(tmp_path: Path, open_sample: OpenSample, cache: Path) -> None:
+async def test_source_that_removes_the_recorders_marker(tmp_path: Path, open_anywhere: OpenSample, cache: Path) -> None:
     sample = calc(tmp_path / "calc", verify={"command": FIRST + COMMAND, "timeout": 60})
-    executor = await open_sample(sample)
+    executor = await open_anywhere(sample)
     removes = "import os\nif 'CARREL_RECORDER' in os.environ:\n    os.remove(os.environ['CARREL_RECORDER'])\n"
     await executor.exec(f"cat >> calc.py <<'END'\n{removes}{attacks.CALL}\nEND\n")
     result = await verify(sample, executor, cache=cache)
@@ -412,9 +449,9 @@ done) > /dev/null 2>&1 &
 
 
 async def test_a_process_in_the_background_cannot_reach_the_verdict(
-    calc_sample: Sample, open_sample: OpenSample, cache: Path
+    calc_sample: Sample, open_anywhere: OpenSample, cache: Path
 ) -> None:
-    executor = await open_sample(calc_sample)
+    executor = await open_anywhere(calc_sample)
     await executor.exec(LOOP)
     assert (await verify(calc_sample, executor, cache=cache)).outcome == "not_solved"
     await executor.exec(SOLVE)
@@ -422,9 +459,9 @@ async def test_a_process_in_the_background_cannot_reach_the_verdict(
 
 
 async def test_changes_after_the_workspace_was_read_do_not_count(
-    calc_sample: Sample, open_sample: OpenSample, cache: Path
+    calc_sample: Sample, open_anywhere: OpenSample, cache: Path
 ) -> None:
-    executor = await open_sample(calc_sample)
+    executor = await open_anywhere(calc_sample)
     ready = await prepare_sample(calc_sample, cache)
     read = await read_changes(executor, base=ready.workspace)
     judging = asyncio.create_task(grade(calc_sample, read, prepared=ready))
@@ -434,9 +471,9 @@ async def test_changes_after_the_workspace_was_read_do_not_count(
 
 
 async def test_code_that_ends_its_sandbox_has_not_solved_the_sample(
-    calc_sample: Sample, open_sample: OpenSample, cache: Path
+    calc_sample: Sample, open_anywhere: OpenSample, cache: Path
 ) -> None:
-    executor = await open_sample(calc_sample)
+    executor = await open_anywhere(calc_sample)
     kill = "import os\nfor pid in range(2, 200):\n    try: os.kill(pid, 9)\n    except OSError: pass\n"
     await executor.exec(f"cat >> calc.py <<'END'\n{kill}END\n")
     result = await verify(calc_sample, executor, cache=cache)
@@ -449,6 +486,7 @@ async def test_a_sandbox_that_died_is_not_judged_as_unchanged(
     executor = await open_sample(calc_sample)
     await executor.exec(SOLVE)
     assert executor._connection is not None
+    assert isinstance(executor._connection.transport, LocalTransport)
     assert executor._connection.transport.init is not None
     os.kill(executor._connection.transport.init.pid, signal.SIGKILL)
     with pytest.raises(WorkspaceLost):
@@ -459,23 +497,24 @@ async def test_a_sandbox_that_died_is_not_judged_as_unchanged(
     assert "what was changed in its files is gone" in result.evidence[0]
 
 
-async def test_the_agents_workspace_is_unchanged(calc_sample: Sample, open_sample: OpenSample, cache: Path) -> None:
+async def test_the_agents_workspace_is_unchanged(calc_sample: Sample, open_anywhere: OpenSample, cache: Path) -> None:
     sample = calc_sample.model_copy(update={"test_patch": NEW_TEST, "fail_to_pass": ["tests/test_more.py::test_more"]})
-    executor = await open_sample(sample)
+    executor = await open_anywhere(sample)
     await executor.run("x = 5")
     await executor.exec(f"{SOLVE}; echo mine > conftest.py; rm tests/test_calc.py")
     before = [await executor.changed_files(), (await executor.exec(LOOK)).stdout]
+    processes = int((await executor.exec(COUNT)).stdout)
     result = await verify(sample, executor, cache=cache)
     assert result.outcome == "solved", result
-    assert [
-        await executor.changed_files(),
-        (await executor.exec(LOOK)).stdout,
-    ] == before
+    assert [await executor.changed_files(), (await executor.exec(LOOK)).stdout] == before
+    # A helper of the worker may have ended meanwhile.
+    assert int((await executor.exec(COUNT)).stdout) <= processes
     assert (await executor.run("x")).value == 5
     assert "test_more" not in (await executor.exec("ls tests")).stdout
 
 
-LOOK = "ls -A / /tmp $HOME; ps -e 2> /dev/null | wc -l"
+LOOK = "ls -A / /tmp $HOME"
+COUNT = "ps -e 2> /dev/null | wc -l"
 NEW_TEST = """diff --git a/tests/test_more.py b/tests/test_more.py
 new file mode 100644
 --- /dev/null

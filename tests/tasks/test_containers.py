@@ -16,25 +16,25 @@ import pytest
 
 from carrel import Client
 from carrel.cli import task as task_commands
-from carrel.errors import DatasetInvalid, SandboxUnavailable
+from carrel.errors import DatasetInvalid, ForkRefused, SandboxUnavailable
 from carrel.execution.docker_engine import connect
 from carrel.session import Session
 from carrel.tasks.dataset import Dataset
 from carrel.tasks.dataset_check import check
-from carrel.tasks.environment import TaskExecutor, open_executor, prepare_sample
+from carrel.tasks.environment import ContainerPool, TaskExecutor, open_executor, prepare_sample, sample_executor
 from carrel.tasks.file_cache import prune
 from carrel.tasks.importers.swebench import import_swebench
 from carrel.tasks.runner import Agent, local_sessions, run_samples
-from carrel.tasks.sample import WIRE_FIELDS, Sample, SampleEnvironment
+from carrel.tasks.sample import WIRE_FIELDS, Sample
 from carrel.tasks.verification.changes import Changes
 from carrel.tasks.verification.verifier import grade, grade_patch, verify
-from tests.support import attacks
-from tests.support.attacks import SourceAttack
 from tests.support.git_repository import Repository
+from tests.support.missing_parts import skip_without
 from tests.support.real_docker import IMAGE
 from tests.support.samples import ADD, CALC, COMMAND, GOLD, ONE, PYTEST_ENV, SOLVE, calc, written
 from tests.support.server_process import ServerProcess
 
+pytestmark = pytest.mark.real
 IN_IMAGE: dict[str, Any] = {"backend": "container", "image": IMAGE, "env": PYTEST_ENV}
 NEW_TEST = """--- a/tests/test_calc.py
 +++ b/tests/test_calc.py
@@ -70,7 +70,11 @@ async def executor(tmp_path: Path, cache: Path) -> AsyncIterator[TaskExecutor]:
 
 
 async def test_work_in_a_container_is_judged_in_another(tmp_path: Path, cache: Path, engine: str) -> None:
-    more = {"test_patch": NEW_TEST, "fail_to_pass": [ADD, "tests/test_calc.py::test_more"], "pass_to_pass": [ONE]}
+    more: dict[str, Any] = {
+        "test_patch": NEW_TEST,
+        "fail_to_pass": [ADD, "tests/test_calc.py::test_more"],
+        "pass_to_pass": [ONE],
+    }
     sample = calc(tmp_path / "calc", environment=IN_IMAGE, **more)
     prepared = await prepare_sample(sample, cache)
     executor = await open_executor(prepared)
@@ -89,23 +93,6 @@ async def test_work_in_a_container_is_judged_in_another(tmp_path: Path, cache: P
     assert containers(engine) == []
 
 
-ATTACKS = [*attacks.on_pytest()[:4], *attacks.on_test_files()[:2], *attacks.on_tests_in_memory()[:3]]
-
-
-@pytest.mark.parametrize("attack", [*ATTACKS, *attacks.on_file_names()[:1]], ids=str)
-async def test_source_that_deceives_its_runner(attack: SourceAttack, tmp_path: Path, cache: Path) -> None:
-    given = attack.sample(tmp_path / "calc")
-    sample = given.model_copy(update={"environment": SampleEnvironment(**IN_IMAGE)})
-    prepared = await prepare_sample(sample, cache)
-    executor = await open_executor(prepared)
-    try:
-        await executor.exec(f"cat >> calc.py <<'END'\n{attack.source}\nEND\n")
-        result = await verify(sample, executor, prepared=prepared)
-    finally:
-        await executor.close()
-    assert (result.outcome, result.score, result.integrity) == ("tests_did_not_run", 0, "suspicious"), result
-
-
 async def test_processes_that_are_stopped_from_inside_end_in_time(tmp_path: Path, cache: Path, engine: str) -> None:
     sample = calc(tmp_path / "calc", environment=IN_IMAGE, verify={"command": COMMAND, "timeout": 5})
     prepared = await prepare_sample(sample, cache)
@@ -117,6 +104,43 @@ async def test_processes_that_are_stopped_from_inside_end_in_time(tmp_path: Path
         await executor.close()
     assert result.outcome in ("tests_did_not_run", "not_solved"), result
     assert containers(engine) == []
+
+
+async def test_a_verdict_under_gvisor(tmp_path: Path, cache: Path, engine: str) -> None:
+    if not connect(engine).has_runtime("runsc"):
+        skip_without("the engine has no runtime runsc (gVisor)")
+    sample = calc(tmp_path / "calc", environment={**IN_IMAGE, "runtime": "runsc"})
+    prepared = await prepare_sample(sample, cache)
+    executor = await open_executor(prepared)
+    try:
+        await executor.exec(SOLVE)
+        result = await verify(sample, executor, prepared=prepared)
+        assert (result.outcome, result.integrity) == ("solved", "clean"), result
+        found = [connect(engine)._api.inspect_container(each) for each in containers(engine)]
+        assert [container["HostConfig"]["Runtime"] for container in found] == ["runsc"]
+    finally:
+        await executor.close()
+
+
+async def test_a_session_in_a_container_is_forked(tmp_path: Path, cache: Path, engine: str) -> None:
+    sample = calc(tmp_path / "calc", environment=IN_IMAGE)
+    open_session = task_commands._recorded_sessions(Agent(command="true"), tmp_path / "base", cache)
+    session = await open_session(sample)
+    assert isinstance(session, Session)
+    try:
+        await session.execute_command(SOLVE)
+        fork = await session.fork()
+        try:
+            await session.execute_command("rm calc.py")
+            assert (await fork.verify()).outcome == "solved"
+            assert (await session.verify()).outcome != "solved"
+        finally:
+            await fork.close()
+        await session.run("x = 1")
+        with pytest.raises(ForkRefused, match="variables cannot be carried over: x"):
+            await session.fork()
+    finally:
+        await session.close()
 
 
 async def test_a_run_and_a_session(tmp_path: Path, cache: Path) -> None:
@@ -134,6 +158,32 @@ async def test_a_run_and_a_session(tmp_path: Path, cache: Path) -> None:
         await session.close()
 
 
+async def test_containers_of_an_image_are_started_in_advance(tmp_path: Path, cache: Path, engine: str) -> None:
+    samples = [calc(tmp_path / name, {"name": name}, sample_id=name, environment=IN_IMAGE) for name in ("a", "b", "c")]
+    pool = ContainerPool(1)
+    opened = []
+    try:
+        for sample in samples:
+            opened.append(sample_executor(sample, cache, containers=pool))
+            await opened[-1].start()
+            assert (await opened[-1].exec("cat name")).stdout == sample.sample_id
+            while pool._background:
+                await asyncio.wait(pool._background)
+        # The second was the first of which another was started in advance.
+        assert len(await asyncio.to_thread(containers, engine)) == 4
+        used = {str(getattr(each._connection.transport, "_container", "")) for each in opened if each._connection}
+        (warm,) = set(containers(engine)) - used
+        await asyncio.to_thread(connect(engine)._api.kill, warm)
+        opened.append(sample_executor(samples[0], cache, containers=pool))
+        await opened[-1].start()
+        assert (await opened[-1].exec("cat name")).stdout == "a"
+    finally:
+        for executor in opened:
+            await executor.close()
+        await pool.close()
+    assert await asyncio.to_thread(containers, engine) == []
+
+
 def test_a_server_with_samples_in_containers(tmp_path: Path, engine: str) -> None:
     sample = calc(tmp_path / "datasets" / "mine" / "files" / "calc", environment=IN_IMAGE)
     fields = sample.model_dump(mode="json", include={"sample_id", "environment", "verify", *WIRE_FIELDS})
@@ -148,7 +198,7 @@ def test_a_server_with_samples_in_containers(tmp_path: Path, engine: str) -> Non
             session = client.sessions.create(dataset="mine", sample_id="calc-1")
             assert session.status == "ready", session
             done = client.sessions.execute_command(session_id=session.session_id, command=f"{SOLVE}; ls")
-            assert done.stdout.split() == ["calc.py", "tests"]
+            assert (done.stdout or "").split() == ["calc.py", "tests"]
             job = client.sessions.verify.start(session_id=session.session_id)
             assert job.result is not None
             assert (job.result.is_success, job.result.integrity) == (True, "clean"), job
@@ -177,7 +227,7 @@ def image(tmp_path: Path, engine: str) -> Iterator[str]:
 async def test_rows_of_swebench_with_images(image: str, tmp_path: Path, cache: Path, engine: str) -> None:
     base = Repository.at(tmp_path / "testbed").git("rev-parse", "HEAD~1")
     Repository.at(tmp_path / "testbed").git("checkout", "-q", base)
-    row = {"instance_id": "Ada__calc", "base_commit": base, "patch": GOLD, "test_patch": NEW_TEST}
+    row: dict[str, Any] = {"instance_id": "Ada__calc", "base_commit": base, "patch": GOLD, "test_patch": NEW_TEST}
     row |= {"FAIL_TO_PASS": [ADD, "tests/test_calc.py::test_more"], "PASS_TO_PASS": [ONE]}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     settings = {"environment": {"workdir": "/testbed", "env": PYTEST_ENV}, "verify": {"command": COMMAND}}
@@ -193,7 +243,7 @@ async def test_rows_of_swebench_with_images(image: str, tmp_path: Path, cache: P
         assert seen[:5] == ["/testbed", ".git", "calc.py", "tests", "1"]
     finally:
         await executor.close()
-    (archive,) = (cache / "images").iterdir()
+    (archive,) = (cache / "images").glob("*.tar.gz")
     os.utime(archive, (1, archive.stat().st_mtime))
     await prepare_sample(sample, cache)
     assert archive.stat().st_atime > 1, "it is used again now"
@@ -234,7 +284,7 @@ async def test_no_engine(tmp_path: Path, cache: Path, monkeypatch: pytest.Monkey
 )
 def test_settings_that_do_not_fit(environment: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        Sample(sample_id="a", environment=environment)  # type: ignore[arg-type]
+        Sample(sample_id="a", environment=environment)
 
 
 async def test_the_engine_gets_nothing_of_the_host(executor: TaskExecutor, engine: str) -> None:

@@ -115,6 +115,17 @@ def test_history_becomes_a_dataset(carrel: Carrel, home: Path, tmp_path: Path) -
     assert "exists already" in carrel("datasets", "import", "--name", "hello", *words, code=2).stderr
 
 
+def test_an_import_without_samples_shows_what_it_left_out(carrel: Carrel, tmp_path: Path) -> None:
+    repo = grown(tmp_path / "hello")
+    commit(repo, "More words", NOTES="more words\n")
+    failed = carrel("datasets", "import", "--name", "x", "--repo", repo, "--commits", "main~2..main", code=2)
+    assert [line.split(None, 1) for line in failed.stdout.splitlines()] == [
+        ["SKIPPED", "REASON"],
+        ["2", "it touches no tests"],
+    ]
+    assert "touches both source and tests" in failed.stderr
+
+
 def test_a_person_sees_how_far_an_import_is_and_how_to_go_on(at_terminal: Any, tmp_path: Path) -> None:
     repo = grown(tmp_path / "hello")
     commit(repo, "Wait", hello="hello() { echo hey; }\n", tests__run="test -e go || sleep 600\necho 'ok 1 - waits'\n")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from carrel.errors import EnvironmentFailed, SetupFailed
+from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.tasks.environment import prepare_sample
 from carrel.tasks.sample import VerifySettings
 from carrel.tasks.verification.changes import Changes, changed_files
@@ -227,6 +228,7 @@ async def test_one_look_at_a_place_finds_what_many_find(
     await executor.exec(CHANGE_ALL + odd)
     found, _ = await changed_files(executor, base)
     assert found == await executor.changed_files()
+    assert isinstance(executor, SubprocessExecutor)
     upper = await executor.upper(base)
     assert (upper is None) == ("377" in odd)
     assert upper is None or "deep/er/file" in upper.hidden

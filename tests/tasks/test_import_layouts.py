@@ -17,7 +17,8 @@ from carrel.tasks.importers.write import ImportResult
 from carrel.tasks.sample import Sample, SampleEnvironment, VerifySettings
 from carrel.tasks.verification.changes import Change, Changes
 from carrel.tasks.verification.verifier import grade, grade_patch
-from tests.support.git_repositories import HALF, LAYOUTS, TESTS, Repository, of_commits
+from tests.support.git_repositories import HALF, LAYOUTS, TESTS, of_commits
+from tests.support.git_repository import Repository
 from tests.support.samples import COMMAND, PYTEST_ENV
 
 EVEN, ODD = "tests.test_halves::test_even", "tests.test_halves::test_odd"
@@ -186,12 +187,12 @@ def test_only_what_holds_in_every_run_is_in_a_list() -> None:
 
 def test_options_from_a_project_file() -> None:
     extras = {"project": {"optional-dependencies": {"dev": ["x"], "test": ["y"]}}}
-    assert options_for(extras, has_setup_py=False) == "--setup \"pip install -e '.[test]'\""
-    assert options_for({}, has_setup_py=True) == '--setup "pip install -e ."'
+    assert options_for(extras, has_setup_py=False) == ["--setup \"pip install -e '.[test]'\""]
+    assert options_for({}, has_setup_py=True) == ['--setup "pip install -e ."']
     groups = {
         "dependency-groups": {"dev": [{"include-group": "tests"}], "tests": [{"include-group": "dev"}, "pytest>8"]}
     }
-    assert options_for(groups, has_setup_py=False) == "--dep 'pytest>8'"
+    assert options_for(groups, has_setup_py=False) == ["--dep 'pytest>8'"]
 
 
 def test_options_are_proposed_only_for_what_can_be_installed(tmp_path: Path) -> None:
@@ -199,6 +200,22 @@ def test_options_are_proposed_only_for_what_can_be_installed(tmp_path: Path) -> 
     git, commit = Git(repo.folder / ".git"), repo.commit("Begin", {"setup.py": "", "halves.py": HALF})
     assert proposal(git, commit, ["ModuleNotFoundError: No module named '_dbm'"]) == ""
     assert proposal(git, commit, ["ModuleNotFoundError: No module named 'yaml'"]) == '--setup "pip install -e ."'
+
+
+def test_options_that_were_given_are_not_proposed_again(tmp_path: Path) -> None:
+    repo = Repository(tmp_path / "repo")
+    commit = repo.commit("Begin", {"setup.py": "", "src/halves/__init__.py": HALF, "tests/x": "", "package.json": "{}"})
+    given = {"environment": {"setup": ["pip install -e .", "npm install"], "deps": ["pytest"]}}
+
+    def proposed(*modules: str) -> str:
+        reasons = [f"ModuleNotFoundError: No module named '{module}'" for module in modules]
+        return proposal(Git(repo.folder / ".git"), commit, reasons, settings=given)
+
+    assert proposed("yaml", "yaml", "mypy.api") == (
+        "--dep PACKAGE with the package that has the module yaml and the one that has mypy"
+    )
+    assert proposed("halves", "tests", "_dbm") == ""
+    assert proposal(Git(repo.folder / ".git"), commit, ["Cannot find module 'ava'"], settings=given) == ""
 
 
 def test_the_first_error_of_a_run() -> None:

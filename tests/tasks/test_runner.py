@@ -17,16 +17,8 @@ import pytest
 
 from carrel.errors import ConfigurationError, ResultsRefused
 from carrel.execution.config import Mount
-from carrel.tasks.runner import (
-    Agent,
-    AgentOutcome,
-    RunFolder,
-    RunInfo,
-    TaskResult,
-    TaskSession,
-    local_sessions,
-    run_samples,
-)
+from carrel.tasks.run_folder import RunFolder, RunInfo, TaskResult
+from carrel.tasks.runner import Agent, AgentOutcome, TaskSession, local_sessions, run_samples
 from carrel.tasks.sample import Sample
 from carrel.tasks.stats import Summary
 from carrel.wire.verification import VerificationResult
@@ -53,7 +45,7 @@ def info(folder: Path) -> RunInfo:
 
 
 async def test_each_sample_is_worked_on_and_judged(samples: list[Sample], tmp_path: Path, cache: Path) -> None:
-    folder, heard = tmp_path / "runs" / "sums", []
+    folder, heard = tmp_path / "runs" / "sums", list[Any]()
     total = await run(samples, SOLVER, folder, cache, workers=2, on_result=heard.append)
     assert (total.samples, total.solved, total.pass_rate, total.outcomes) == (3, 3, 1.0, {"solved": 3})
     assert {result.sample_id for result in lines(folder)} == {"calc-0", "calc-1", "calc-2"}

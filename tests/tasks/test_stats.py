@@ -19,7 +19,7 @@ def attempts(**outcomes: str) -> list[Attempt]:
     [(0, 0, 0.0, 1.0), (0, 2, 0.0, 0.658), (2, 2, 0.342, 1.0), (5, 10, 0.237, 0.763), (1, 1000, 0.0002, 0.0056)],
 )
 def test_wilson_intervals(solved: int, judged: int, low: float, high: float) -> None:
-    assert wilson(solved, judged) == (pytest.approx(low, abs=0.001), pytest.approx(high, abs=0.001))
+    assert wilson(solved, judged) == pytest.approx((low, high), abs=0.001)
 
 
 @pytest.mark.parametrize(

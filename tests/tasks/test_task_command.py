@@ -67,10 +67,10 @@ def test_runs_are_shown_and_compared(carrel: Carrel, sums: Path, home: Path) -> 
     assert "pass@2  0.0% solved" in shown
     shown = carrel("task", "show", "./mine").stdout
     assert "77" in shown.splitlines()[2]
-    shown = carrel("task", "compare", "nothing", "./mine").stdout.splitlines()
-    assert shown[0].startswith("nothing  0.0% solved")
-    assert shown[1].startswith("mine     100.0% solved")
-    assert shown[2:] == ["+ calc-1", "1 samples in both: 1 better, 0 worse, 0 the same; p = 1.000 (sign test)"]
+    lines = carrel("task", "compare", "nothing", "./mine").stdout.splitlines()
+    assert lines[0].startswith("nothing  0.0% solved")
+    assert lines[1].startswith("mine     100.0% solved")
+    assert lines[2:] == ["+ calc-1", "1 samples in both: 1 better, 0 worse, 0 the same; p = 1.000 (sign test)"]
     assert json.loads(carrel("task", "compare", "nothing", "./mine", "--json").stdout)["better"] == ["calc-1"]
     assert "there is no run 'x' in" in carrel("task", "show", "x", code=2).stderr
 

@@ -66,7 +66,7 @@ def sample(fail: list[str], keep: list[str]) -> Sample:
 
 
 def run(*cases: tuple[str, Status], **more: object) -> TestRun:
-    return TestRun(cases=[TestCase("", name, status) for name, status in cases], **more)  # type: ignore[arg-type]
+    return TestRun(cases=[TestCase("", name, status) for name, status in cases], **more)
 
 
 TASK = sample(["a", "b"], ["c"])
@@ -315,7 +315,7 @@ class Base:
 
     kinds: ClassVar = {"tests": "folder", "tests/test_a.py": "file", "src": "folder", "src/a.py": "file", "old": "link"}
 
-    def kind(self, path: str):  # type: ignore[no-untyped-def]
+    def kind(self, path: str):
         return self.kinds.get(path)
 
     def runs(self, path: str) -> bool:

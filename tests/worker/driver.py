@@ -117,7 +117,7 @@ class Session:
         self.answer: Handler = lambda name, args, kwargs: [name, args, kwargs]
         self.stdout, self.stderr = Pipe(), Pipe()
         self._old_pipes: list[Pipe] = []
-        self.frozen: list[int] = []
+        self.snapshot: list[int] = []
         self.why_not: str | None = None
         self.records: list[Record] = []
         self.left_open: list[int] = []
@@ -179,11 +179,11 @@ class Session:
     def _heard(self, record: Record, fds: list[int]) -> None:
         kind = record.get("op")
         self.records.append(record)
-        if kind == "frozen":
-            self._let_frozen_go()
-            self.frozen, self.why_not = fds, None
-        elif kind == "unfrozen":
-            self._let_frozen_go()
+        if kind == "snapshot":
+            self._drop_snapshot()
+            self.snapshot, self.why_not = fds, None
+        elif kind == "no_snapshot":
+            self._drop_snapshot()
             self.why_not = record["why"]
         elif kind == "call":
             self._called(record)
@@ -273,23 +273,23 @@ class Session:
 
     # --- forks ------------------------------------------------------------------------------------------------------
 
-    def wait_frozen(self) -> None:
-        """Until the worker has kept a frozen fork of what was last run, or has reported why not."""
+    def wait_for_snapshot(self) -> None:
+        """Until the worker has kept a snapshot of what was last run, or has reported why not."""
 
         def about_it(record: Record) -> bool:
-            return record.get("op") in ("frozen", "unfrozen") and record["covers"] == self._last_run
+            return record.get("op") in ("snapshot", "no_snapshot") and record["covers"] == self._last_run
 
         if not any(map(about_it, self.records)):
             self.until(about_it)
 
     def wake(self) -> None:
-        """Go on from the frozen fork, the worker being dead."""
+        """Go on from the snapshot, the worker being dead."""
         self.process.wait(PATIENCE)
-        (end, watched), self.frozen = self.frozen, []
+        (end, watched), self.snapshot = self.snapshot, []
         self.line.close()
         self._pidfds.append(watched)
         self.line = Channel(socket.socket(fileno=end))
-        self.line.send({"op": "wake"})
+        self.line.send({"op": "restore"})
         self._meet(self.line.socket)
 
     def crash(self, code: str) -> None:
@@ -301,10 +301,10 @@ class Session:
             return
         raise AssertionError(f"it lived on: {outcome}")
 
-    def _let_frozen_go(self) -> None:
-        for fd in self.frozen:
+    def _drop_snapshot(self) -> None:
+        for fd in self.snapshot:
             os.close(fd)
-        self.frozen = []
+        self.snapshot = []
 
     def close(self) -> None:
         if self._closed:
@@ -312,7 +312,7 @@ class Session:
         self._closed = True
         self.line.close()
         self._sender.shutdown()
-        self._let_frozen_go()
+        self._drop_snapshot()
         self.process.wait(PATIENCE)
         with suppress(ProcessLookupError):
             # What code has started in the worker's own group still holds the pipes.

@@ -1,8 +1,6 @@
 """Code runs in names that last, its last expression is its value, and whatever it does has an outcome."""
 
 import linecache
-import time
-from pathlib import Path
 
 import pytest
 
@@ -264,9 +262,9 @@ def test_the_oldest_sources_go_and_no_newer_one_of_the_same_name() -> None:
     ("code", "harmless"),
     [
         ("1 + 1", True),
-        ("name", True),
-        ("(name, 'text')", True),
-        ("[a, b]", True),
+        ("('text', 2.5)", True),
+        ("name", False),
+        ("[a, b]", False),
         ("name = 5", False),
         ("call(name)", False),
         ("(*name,)", False),
@@ -276,7 +274,7 @@ def test_the_oldest_sources_go_and_no_newer_one_of_the_same_name() -> None:
         ("(name, call())[0]", False),
     ],
 )
-def test_only_names_literals_and_their_sums_can_do_no_harm(code: str, harmless: bool) -> None:
+def test_only_literals_and_their_sums_can_do_no_harm(code: str, harmless: bool) -> None:
     assert code_cell.Cell(code, "<cell>").harmless is harmless
 
 
@@ -288,27 +286,3 @@ def test_an_expression_is_read_as_a_statement_would_be(everywhere: Session) -> N
     outcome = everywhere.run("(1).missing()")
     assert outcome.error is not None
     assert "(1).missing()" in outcome.error
-
-
-@pytest.mark.parametrize(
-    "before",
-    [
-        "",
-        "import time; time.perf_counter = lambda: 0.0",
-        # As freezegun does it.
-        "import sys, time; clock = time.perf_counter\n"
-        "for module in list(sys.modules.values()):\n"
-        "    if vars(module).get('perf_counter') is clock: module.perf_counter = lambda: 0.0",
-    ],
-)
-def test_after_requests_in_quick_succession_it_sleeps_again(session: Session, before: str) -> None:
-    session.run(before)
-    for _ in range(200):
-        assert session.value("1 + 1") == 2
-    time.sleep(0.05)
-    own = Path(f"/proc/{session.pid}/schedstat")
-    before = int(own.read_text().split()[0])
-    time.sleep(0.5)
-    # It would be half a second if it went on looking for the next one.
-    assert int(own.read_text().split()[0]) - before < 50_000_000
-    assert session.value("1 + 1") == 2

@@ -73,15 +73,6 @@ def test_output_comes_in_the_order_in_which_it_was_written(everywhere: CommandHo
         assert everywhere.command(script).data(1, 2) == expected
 
 
-def test_where_and_with_what(host: CommandHost) -> None:
-    (host.home / "sub").mkdir()
-    assert host.command("pwd", cwd="sub").data(1).strip().endswith(b"/sub")
-    assert host.command("pwd").data(1).decode().strip() == str(host.home)
-    assert host.command("pwd", cwd="/").data(1) == b"/\n"
-    assert host.command("echo $A$B", env={"A": "1", "B": "2"}).data(1) == b"12\n"
-    assert host.command("cat").data(1) == b""
-
-
 def test_input_of_any_size(everywhere: CommandHost) -> None:
     assert everywhere.command("cat", b"hello").data(1) == b"hello"
     large = os.urandom(5_000_000)
@@ -99,33 +90,6 @@ def test_input_that_comes_late(host: CommandHost) -> None:
     host.send_piece(number, b"two\n")
     assert host.end(number).data(1) == b"got one\ngot two\n"
     host.send_piece(number, b"not read by the command")
-    assert host.command("echo on").data(1) == b"on\n"
-
-
-@pytest.mark.parametrize(
-    ("command", "options", "error_type", "filename"),
-    [
-        (["no-such-program"], {}, "FileNotFoundError", "no-such-program"),
-        (["/etc/passwd"], {}, "PermissionError", "/etc/passwd"),
-        (["./file"], {}, "OSError", "./file"),
-        (["true"], {"cwd": "missing"}, "FileNotFoundError", "missing"),
-        (["true"], {"cwd": "file"}, "NotADirectoryError", "file"),
-        (["a\0b"], {}, "ValueError", None),
-        ([], {}, "ValueError", None),
-        (["true"], {"env": {"A=B": "\0"}}, "ValueError", None),
-    ],
-)
-def test_a_command_that_cannot_be_started(
-    host: CommandHost, command: list[str], options: dict[str, Any], error_type: str, filename: str | None
-) -> None:
-    (host.home / "file").write_text("no program")
-    (host.home / "file").chmod(0o755)
-    done = host.command(command, **options).done
-    assert done is not None
-    assert (done["error_type"], done.get("filename")) == (error_type, filename), done
-    assert "exit_code" not in done
-    if "errno" in done:
-        assert type(OSError(done["errno"], done["error"], done["filename"])).__name__ == error_type
     assert host.command("echo on").data(1) == b"on\n"
 
 
@@ -156,12 +120,6 @@ def test_a_timeout_ends_the_whole_tree_and_keeps_the_output(everywhere: CommandH
     for pid in pids:
         wait_until_gone(pid)
     assert everywhere.request("processes")["processes"] == []
-
-
-def test_a_command_that_ignores_signals_is_ended_too(host: CommandHost) -> None:
-    answer = host.command("trap '' TERM INT HUP; echo on; while :; do sleep 0.05; done", timeout=0.5)
-    assert answer.done is not None
-    assert (answer.done["exit_code"], answer.data(1)) == (124, b"on\n")
 
 
 def test_cancelling_one_command_ends_its_tree_and_no_other(host: CommandHost) -> None:
@@ -204,13 +162,6 @@ def test_a_background_writer_never_waits(host: CommandHost) -> None:
     while not (host.home / "finished").exists():
         assert time.monotonic() < until, "the background process waits for its reader"
         time.sleep(0.01)
-
-
-def test_killing_a_command_that_runs(host: CommandHost) -> None:
-    number = host.begin("command", command="sleep 1000")
-    pid = host.until(number, "started")["pid"]
-    assert host.request("kill", pid=pid)["killed"] is True
-    assert host.end(number).done["exit_code"] == 137  # type: ignore[index]
 
 
 def test_many_at_once_each_with_its_own_output(host: CommandHost) -> None:
@@ -381,48 +332,6 @@ def test_listing(host: CommandHost) -> None:
     answer = host.end(host.begin("list", path="."))
     assert len(answer.entries) == 2504
     assert len(answer.records) == 4
-
-
-def test_status_of_files(host: CommandHost) -> None:
-    (host.home / "file").write_text("abc")
-    (host.home / "file").chmod(0o640)
-    (host.home / "link").symlink_to("file")
-    (host.home / "dangling").symlink_to("nowhere")
-    status = host.request("stat", path="link")
-    assert (status["kind"], status["size"], status["mode"], status["target"]) == ("file", 3, 0o640, "file")
-    assert host.request("stat", path="dangling")["error_type"] == "FileNotFoundError"
-    assert [host.request("exists", path=name)["exists"] for name in ("file", "dangling")] == [True, False]
-    assert host.request("realpath", path="link")["path"] == os.path.realpath(host.home / "file")
-
-
-def test_making_moving_and_removing(host: CommandHost) -> None:
-    host.request("make_dir", path="a/b")
-    host.request("make_dir", path="a/b")
-    host.write("a/b/f", b"1")
-    assert host.request("remove", path="a")["error_type"] == "OSError"
-    assert "error" not in host.request("move", path="a/b/f", to="g")
-    assert (host.home / "g").read_text() == "1"
-    host.write("h", b"2")
-    host.request("move", path="h", to="g")
-    assert (host.home / "g").read_text() == "2"
-    assert host.request("move", path="g", to="a")["error_type"] == "IsADirectoryError"
-    assert host.request("move", path="missing", to="x")["filename"] == "missing"
-    host.request("remove", path="g")
-    host.request("remove", path="a", recursive=True)
-    assert os.listdir(host.home) == []
-    assert host.request("remove", path="a")["error_type"] == "FileNotFoundError"
-
-
-def test_replacing_text(host: CommandHost) -> None:
-    file = host.home / "f"
-    file.write_bytes(b"one two\r\ntwo \xff three")
-    for old, message in (("two", "2 times"), ("four", "0 times"), ("", "empty")):
-        answer = host.request("str_replace", path="f", old=old, new="x")
-        assert answer["error_type"] == "ValueError"
-        assert message in answer["error"]
-    assert file.read_bytes() == b"one two\r\ntwo \xff three"
-    host.request("str_replace", path="f", old="one", new="öne")
-    assert file.read_bytes() == "öne two\r\n".encode() + b"two \xff three"
 
 
 @pytest.mark.parametrize(

@@ -94,12 +94,12 @@ def test_a_handler_that_code_installed_lasts_for_its_cell_only(session: Session)
     assert session.interrupted("print('go')\nwhile True: pass").error_type == "KeyboardInterrupt"
 
 
-def test_a_frozen_fork_does_not_mind(session: Session) -> None:
+def test_a_snapshot_does_not_mind(session: Session) -> None:
     session.value("x = 5")
-    session.wait_frozen()
+    session.wait_for_snapshot()
     os.killpg(session.process.pid, signal.SIGINT)
     session.interrupted("print('go')\nwhile True: pass")
-    session.wait_frozen()
+    session.wait_for_snapshot()
     session.crash("import os\nos._exit(1)")
     session.wake()
     assert session.value("x") == 5

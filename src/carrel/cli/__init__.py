@@ -29,6 +29,8 @@ _COMMANDS = {
     "datasets": "datasets.app",
     "task": "task.app",
     "serve": "server.app",
+    "gateway": "cluster.app",
+    "cluster": "cluster.cluster",
     "web": "server.app",
     "mcp": "server.app",
     "keys": "server.keys",

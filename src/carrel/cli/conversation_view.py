@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from carrel.cli.output import Column, console, is_terminal, print_indented, print_table, print_text, safe_text, when
 from carrel.conversation.export import describe_event, time_of
 from carrel.conversation.messages import ConversationMessage, MessageBlock, blocks_of, meta_of, tool_result_text
-from carrel.text import parse_time, readable_size, readable_time, single_line
+from carrel.text import count_messages, count_variables, parse_time, readable_size, readable_time, single_line
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -48,6 +48,7 @@ def _shared(one: str, other: str) -> int:
 
 def print_sessions(metas: Sequence[Any], short: Callable[[str], str]) -> None:
     has_tags = any(meta.get("tags") for meta in metas)
+    is_durable = any(meta.get("durable") for meta in metas)
     columns = [
         Column("ID", "cyan"),
         Column("TITLE", gives_way=True),
@@ -55,6 +56,7 @@ def print_sessions(metas: Sequence[Any], short: Callable[[str], str]) -> None:
         Column("UPDATED", "dim", may_go=True),
         Column("MODEL", "dim", may_go=True),
         *([Column("TAGS", "yellow", may_go=True)] if has_tags else []),
+        *([Column("STATE"), Column("ON DISK", "dim", justify="right", may_go=True)] if is_durable else []),
     ]
     print_table(
         columns,
@@ -66,13 +68,18 @@ def print_sessions(metas: Sequence[Any], short: Callable[[str], str]) -> None:
                 when(meta.get("updated_at")),
                 meta.get("model") or "",
                 *([", ".join(map(str, meta.get("tags") or []))] if has_tags else []),
+                *(_durable_cells(meta.get("durable")) if is_durable else []),
             ]
             for meta in metas
         ],
     )
 
 
-def print_imports(reports: Sequence["ImportReport"], short: Callable[[str], str]) -> None:
+def _durable_cells(state: Mapping[str, Any] | None) -> list[object]:
+    return ["", ""] if state is None else [state["state"], readable_size(state["bytes"])]
+
+
+def print_imports(reports: Sequence["ImportReport"], short: Callable[[str], str], *, redacted: bool) -> None:
     if not reports:
         return
     print_table(
@@ -119,6 +126,13 @@ def print_imports(reports: Sequence["ImportReport"], short: Callable[[str], str]
             print_text(f"unreadable in {report.path}: line {shown}{'…' if len(report.unreadable) > 10 else ''}", "red")
         for problem in report.problems:
             print_text(f"{report.path}: {problem}", "yellow")
+        if report.with_secrets:
+            print_text(f"{report.path}: {_secrets_note(report.with_secrets, redacted)}", "yellow")
+
+
+def _secrets_note(messages: int, redacted: bool) -> str:
+    count = f"{count_messages(messages)} with what looks like keys, tokens or passwords"
+    return f"{count}: replaced" if redacted else f"{count}; --redact replaces them, here (with --again) and in exports"
 
 
 def _summed(counts: Iterable[dict[str, int]]) -> Counter[str]:
@@ -287,6 +301,10 @@ def _trace_row(line: Mapping[str, Any], depth: int) -> list[object]:
     moment = parse_time(line.get("started_at"))
     duration = line.get("duration")
     name = str(line.get("name") or "")
+    if line.get("kind") in ("resume", "pause", "close"):
+        missing = ", ".join(map(str, line.get("missing") or {}))
+        name = count_variables(int(line.get("variables") or 0)) + (f"; not kept: {missing}" if missing else "")
+        name += f"; {line['reason']}" if line.get("reason") else ""
     problem = line.get("error")
     return [
         moment.strftime("%H:%M:%S") if moment is not None else "",

@@ -6,6 +6,7 @@ import asyncio
 import re
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,8 +28,8 @@ from carrel.cli.options import (
     resolve_base,
 )
 from carrel.cli.output import Column, flush, print_json, print_table, print_text, progress
-from carrel.cli.task import dataset_named, datasets_in
-from carrel.errors import ProgramMissing
+from carrel.cli.task import Pull, dataset_named, datasets_in, make_images, report_images
+from carrel.errors import NoSamplesMade, ProgramMissing, SandboxUnavailable
 
 if TYPE_CHECKING:
     from carrel.tasks import CheckResult, Dataset, ImportResult
@@ -68,6 +69,7 @@ async def check_dataset(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A dataset's name, or its folder.")],
     samples: Annotated[list[str] | None, typer.Argument(metavar="SAMPLE", help="Only these samples.")] = None,
     workers: Workers = 2,
+    pull: Pull = "missing",
     base: Base = None,
     datasets: DatasetsFolder = None,
     cache: CacheFolder = None,
@@ -80,6 +82,7 @@ async def check_dataset(
     dataset = dataset_named(name, datasets, base)
     cache = cache or resolve_base(base) / "cache"
     wanted = [dataset.sample(id_) for id_ in samples] if samples else dataset.samples
+    await make_images(wanted, cache, pull)
     with progress(len(wanted), f"checking {dataset.name}") as done:
         findings = await tasks.check(
             wanted, cache=cache, workers=workers, on_result=lambda result: done(result.sample_id)
@@ -164,10 +167,15 @@ async def import_dataset(
             help="With FILE: images to run in, such as 'sweb.eval.x86_64.{instance_id}'; {hub_id} as on Docker Hub.",
         ),
     ] = "",
+    harbor: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A Harbor task, or a folder of them, in place of FILE.")
+    ] = None,
     workdir: Annotated[
         str,
         typer.Option(
-            metavar="PATH", help="Folder of the files. Default: /testbed with --image-template, else /workspace."
+            metavar="PATH",
+            help="Folder of the files. Default: /testbed with --image-template, else /workspace; with --harbor, of"
+            " tasks that name none.",
         ),
     ] = "",
     repo: Annotated[
@@ -204,7 +212,7 @@ async def import_dataset(
     cache: CacheFolder = None,
     as_json: Json = False,
 ) -> None:
-    """Make a dataset from SWE-bench samples or a repository.
+    """Make a dataset from SWE-bench samples, Harbor tasks or a repository.
 
     The commits of a repository that change both source and tests become samples."""
     if not name:
@@ -219,24 +227,44 @@ async def import_dataset(
         "verify": _non_empty(verify),
     }
     into = (datasets or resolve_base(base) / "datasets") / name
-    if file is not None and repo is None and (files is not None or image_template):
-        done = tasks.import_swebench(file, files, into, settings, image_template=image_template)
-    elif file is None and repo is not None and commits:
-        done = await _import_history(
-            repo,
-            commits,
-            into,
-            settings,
-            as_json=as_json,
-            test_patterns=test_pattern or (),
-            limit=limit,
-            workers=workers,
-            cache=cache or resolve_base(base) / "cache",
-            resume=resume,
-        )
-    else:
-        raise WrongUsage("give FILE and --files with the repositories or --image-template, or --repo and --commits")
+    try:
+        if harbor is not None:
+            if file is not None or repo is not None:
+                raise WrongUsage("--harbor has the tasks; FILE and --repo are other sources")
+            done = tasks.import_harbor(harbor, into, _non_empty({"description": description}), workdir=workdir)
+        elif file is not None and repo is None and (files is not None or image_template):
+            done = tasks.import_swebench(file, files, into, settings, image_template=image_template)
+        elif file is None and repo is not None and commits:
+            done = await _import_history(
+                repo,
+                commits,
+                into,
+                settings,
+                as_json=as_json,
+                test_patterns=test_pattern or (),
+                limit=limit,
+                workers=workers,
+                cache=cache or resolve_base(base) / "cache",
+                resume=resume,
+            )
+        else:
+            raise WrongUsage(
+                "give FILE and --files with the repositories or --image-template, --harbor, or --repo and --commits"
+            )
+    except NoSamplesMade as problem:
+        if not as_json:
+            _print_skipped(problem.left_out)
+        raise
     _print_imported(done, as_json)
+    await _report_images(into, cache or resolve_base(base) / "cache")
+
+
+async def _report_images(dataset: Path, cache: Path) -> None:
+    """Say which images of the new samples are missing; without an engine there is nothing to say."""
+    try:
+        report_images(await tasks.needed_images(tasks.Dataset.load(dataset).samples, cache))
+    except SandboxUnavailable as problem:
+        print(f"images of containers: {problem}", file=sys.stderr)
 
 
 async def _import_history(
@@ -285,22 +313,26 @@ def _print_imported(done: ImportResult, as_json: bool) -> None:
     if as_json:
         left_out = [{"what": left.what, "why": left.why} for left in done.left_out]
         data = {"folder": str(done.folder), "samples": done.samples, "left_out": left_out, "proposal": done.proposal}
+        data["not_carried_over"] = [{"sample": lost.what, "what": lost.why} for lost in done.not_carried_over]
         print_json(data)
         return
-    _print_skipped(done)
+    _print_skipped(done.left_out)
+    if done.proposal:
+        print_text(f"The tests need something that is missing; try {done.proposal}", "yellow")
+    if done.not_carried_over:
+        columns = [Column("SAMPLE", "cyan"), Column("NOT CARRIED OVER", gives_way=True)]
+        print_table(columns, [(lost.what, lost.why) for lost in done.not_carried_over])
     print_text(f"{len(done.samples):,} {'sample' if len(done.samples) == 1 else 'samples'} in {done.folder}", "bold")
 
 
-def _print_skipped(done: ImportResult) -> None:
+def _print_skipped(left_out: Iterable[tuple[str, str]]) -> None:
     """Print a row for each reason, the most frequent first."""
     reasons: dict[str, list[str]] = {}
-    for left in done.left_out:
-        reasons.setdefault(left.why, []).append(left.what)
+    for what, why in left_out:
+        reasons.setdefault(why, []).append(what)
     rows = [(names[0] if len(names) == 1 else f"{len(names):,}", why) for why, names in reasons.items()]
     rows.sort(key=lambda row: -len(reasons[row[1]]))
     if rows:
         print_table([Column("SKIPPED", "cyan"), Column("REASON", gives_way=True)], rows[:MAX_SKIPPED_ROWS])
     if len(rows) > MAX_SKIPPED_ROWS:
         print_text(f"… and {len(rows) - MAX_SKIPPED_ROWS:,} more reasons; --json shows all", "dim")
-    if done.proposal:
-        print_text(f"The tests need something that is missing; try {done.proposal}", "yellow")

@@ -84,12 +84,17 @@ Base = Annotated[
         help="The base folder. Default: $CARREL_HOME, else ./.carrel if it exists, else ~/.carrel.",
     ),
 ]
+Id = Annotated[str, typer.Argument(metavar="ID", help="A session: its id, the start of its id, or `last`.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Limit = Annotated[int, typer.Option(metavar="N", min=1, help="Maximum number to show.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 OlderThan = Annotated[str, typer.Option(metavar="AGE", help="An age: 12h, 30d or 8w.")]
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Time limit; 0 for none.")]
 Network = Annotated[bool, typer.Option("--network/--no-network", help="Allow network access.")]
+SessionName = Annotated[
+    str | None,
+    typer.Option("--session", metavar="NAME", help="Continue the session with this name, or begin it."),
+]
 Workers = Annotated[int, typer.Option(metavar="N", min=1, help="Number of samples processed at the same time.")]
 DatasetsFolder = Annotated[
     Path | None,
@@ -270,3 +275,12 @@ def confirm(question: str) -> None:
         signal.signal(signal.SIGINT, previous)
     if answer.strip().lower() not in ("y", "yes"):
         raise TaskFailed("nothing was changed")
+
+
+def open_store(base: Path | None, *, must_exist: bool = True, redact: bool = False) -> "carrel.SessionStore":
+    """Open the sessions of a base folder; a folder that contains sessions itself is accepted too."""
+    folder = resolve_base(base, must_exist=must_exist)
+    is_sessions_folder = not (folder / "sessions").is_dir() and any(folder.glob("*/messages.jsonl"))
+    return carrel.SessionStore(
+        folder if is_sessions_folder else folder / "sessions", redact=carrel.redact_secrets if redact else None
+    )

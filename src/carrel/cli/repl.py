@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 import typer
 
 import carrel
-from carrel.cli.options import RUN, Base, Network, Timeout, command, resolve_base
+from carrel.cli.options import RUN, Base, Network, SessionName, Timeout, command, resolve_base
 from carrel.cli.output import print_text
 from carrel.cli.run import print_result, run_printing, write_stream
+from carrel.cli.session_states import note_resumed, settings_of_workspace
 
 T = TypeVar("T")
 _HISTORY = 2000
@@ -30,13 +31,23 @@ app = typer.Typer()
 
 
 @command(app, "repl", panel=RUN, example="carrel repl")
-def repl(base: Base = None, timeout: Timeout = 0.0, network: Network = True) -> None:
+def repl(base: Base = None, timeout: Timeout = 0.0, network: Network = True, session_name: SessionName = None) -> None:
     """Type Python in an interactive session."""
     folder = resolve_base(base)
     with contextlib.closing(BackgroundLoop()) as loop:
-        session = carrel.Session.from_base(folder, timeout=timeout or None, network=network, on_error="skip")
+        workspace, mode = settings_of_workspace(base, session_name, None, "overlay")
+        session = carrel.Session.from_base(
+            folder,
+            timeout=timeout or None,
+            network=network,
+            on_error="skip",
+            session_id=session_name,
+            workspace=workspace,
+            workspace_mode=mode,
+        )
         try:
             loop.run(session.start())
+            note_resumed(session)
             Repl(session, loop, folder / "repl-history").serve()
         finally:
             loop.run(session.close())

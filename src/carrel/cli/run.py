@@ -9,8 +9,9 @@ import typer
 
 import carrel
 from carrel.cli.exit_codes import FAILED, WrongUsage, is_undecodable
-from carrel.cli.options import RUN, Base, Json, Network, Timeout, command, read_python, resolve_base
+from carrel.cli.options import RUN, Base, Json, Network, SessionName, Timeout, command, read_python, resolve_base
 from carrel.cli.output import print_json
+from carrel.cli.session_states import note_resumed, settings_of_workspace
 from carrel.execution.config import Limits, size_in_bytes
 from carrel.execution.executor import ExecutionResult, Output
 from carrel.guest.worker import values
@@ -37,24 +38,30 @@ async def run(
         list[str] | None, typer.Option(metavar="PACKAGE", help="A package to install; may be repeated.")
     ] = None,
     python: Annotated[str | None, typer.Option(metavar="VERSION", help="Python version, such as 3.12.")] = None,
+    session_name: SessionName = None,
     base: Base = None,
     as_json: Json = False,
 ) -> None:
-    """Run Python code in a sandboxed session and print the result."""
+    """Run Python code in a sandboxed session and print the result.
+
+    With --session, variables and files are there again the next time."""
     text = read_code(code)
+    given = settings_of_workspace(base, session_name, workspace, "rw" if write else "overlay")
     session = carrel.Session.subprocess(
         resolve_base(base),
         timeout=timeout or None,
         sandbox=sandbox,
         network=network,
-        workspace=workspace,
-        workspace_mode="rw" if write else "overlay",
+        workspace=given[0],
+        workspace_mode=given[1],
         limits=Limits(memory=size_in_bytes(memory) if memory else None),
         extra_deps=dep,
         python_version=python,
         on_error="skip",
+        session_id=session_name,
     )
     async with session:
+        note_resumed(session)
         result = await session.run(text) if as_json else await run_printing(session, text)
     print_result(result, as_json)
     if has_failed(result):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
+import socket
 import webbrowser
 from collections.abc import Sequence
 from datetime import datetime
@@ -22,6 +24,7 @@ from carrel.cli.options import (
     DatasetsFolder,
     Json,
     Network,
+    SessionName,
     Timeout,
     command,
     existing_folder,
@@ -31,7 +34,9 @@ from carrel.cli.options import (
     resolve_base,
 )
 from carrel.cli.output import Column, flush, is_terminal, print_json, print_table, print_text
+from carrel.cli.session_states import settings_of_workspace
 from carrel.execution.config import MODES
+from carrel.storage.leases import LEASE_SECONDS
 
 T = TypeVar("T", bound=str)
 
@@ -84,6 +89,30 @@ async def serve(
         str | None,
         typer.Option(metavar="MODE", help="The web page: read, act or off. Default: act on loopback, else read."),
     ] = None,
+    record: Annotated[
+        str,
+        typer.Option(metavar="WHAT", help="What is recorded for the web page: variables, files, both or off."),
+    ] = "both",
+    join: Annotated[
+        bool, typer.Option("--join", help="Become a node of the cluster that shares the store (Redis or Postgres).")
+    ] = False,
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="With --join: where gateways reach this node. Default: its host and port."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --join: the name of the node. Default: host name and port.")
+    ] = None,
+    lease: Annotated[
+        float, typer.Option(metavar="SECONDS", help="With --join: a node that is silent for so long is lost.", min=1)
+    ] = LEASE_SECONDS,
+    on_store_lost: Annotated[
+        str,
+        typer.Option(
+            metavar="MODE",
+            help="With --join: what happens to the sessions when the store cannot be reached: freeze or end.",
+        ),
+    ] = "freeze",
     as_json: Json = False,
 ) -> None:
     """Serve sessions over HTTP until Ctrl-C."""
@@ -105,7 +134,13 @@ async def serve(
         max_sessions=max_sessions,
         prewarmed=prewarmed,
         retention=parse_age(retention) if retention is not None else None,
+        record=server.RECORD_MODES[_one_of("--record", record, tuple(server.RECORD_MODES))],
         page=_one_of("--page", page, server.PAGE_MODES) if page is not None else None,
+        join=join,
+        url=url,
+        name=_node_name(name, port) if join else "main",
+        lease=lease,
+        on_store_lost=_one_of("--on-store-lost", on_store_lost, server.STORE_LOST_MODES),
     )
 
     def listening(url: str, key: str | None) -> None:
@@ -122,6 +157,14 @@ async def serve(
         flush()
 
     await server.serve_http(settings, listening)
+
+
+def _node_name(name: str | None, port: int) -> str:
+    if name is None:
+        return f"{re.sub(r'[^A-Za-z0-9_-]', '-', socket.gethostname())[:48]}-{port or secrets.token_hex(4)}"
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
+        raise WrongUsage(f"--name: {name!r} is not a name; use letters, digits and . _ -, at most 64")
+    return name
 
 
 def _one_of(option: str, text: str, choices: Sequence[T]) -> T:
@@ -168,14 +211,19 @@ async def mcp(
     ] = True,
     timeout: Timeout = 60.0,
     network: Network = True,
+    session_name: SessionName = None,
 ) -> None:
     """Serve one session over the Model Context Protocol.
 
     On standard input and output it serves one client and ends with it. Over HTTP all clients share the session until
     Ctrl-C, and only programs on this machine can connect unless HOST is given."""
     address = None if http is None else parse_address(http)
-    settings = {"timeout": timeout or None, "allow_runtime_deps": runtime_deps, "network": network}
+    settings: dict[str, Any] = {"timeout": timeout or None, "allow_runtime_deps": runtime_deps, "network": network}
+    if session_name is not None:
+        workspace, mode = settings_of_workspace(base, session_name, None, "overlay")
+        settings |= {"session_id": session_name, "workspace": workspace, "workspace_mode": mode}
     async with open_session(base, must_exist=False, **settings) as session:
+        await session.start()
         if address is None:
             await server.serve_mcp_stdio(session, runtime_deps=runtime_deps)
         else:

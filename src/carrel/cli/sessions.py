@@ -2,9 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -13,7 +12,6 @@ from carrel.cli.conversation_view import (
     family_tree,
     print_entry_line,
     print_hits,
-    print_imports,
     print_message,
     print_sessions,
     print_trace,
@@ -21,33 +19,34 @@ from carrel.cli.conversation_view import (
     print_usage,
     short_ids,
 )
-from carrel.cli.exit_codes import TaskFailed, WrongUsage
+from carrel.cli.exit_codes import WrongUsage
 from carrel.cli.options import (
     CONVERSATIONS,
     Base,
+    Id,
     Json,
     Limit,
     OlderThan,
+    Timeout,
     Yes,
     command,
     confirm,
     group,
+    open_store,
     parse_age,
     read_json,
-    resolve_base,
 )
 from carrel.cli.output import (
     flush,
-    is_terminal,
     plain_data,
     print_json,
     print_json_line,
     print_text,
-    write_file,
-    write_raw,
 )
+from carrel.cli.session_files import export_session, import_sessions
+from carrel.cli.session_states import SessionStates, print_state, unsaid_meta, with_states
 from carrel.storage.files.store import FileStore
-from carrel.text import count_messages, escape_control_chars_in_json, readable_size, readable_time
+from carrel.text import count_messages, readable_time
 from carrel.tracing import TraceLog
 
 app = group(
@@ -58,16 +57,7 @@ app = group(
 )
 LOOK, CHANGE, COPY = "Look", "Change", "Copy"
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="A session: its id, the start of its id, or `last`.")]
 Full = Annotated[bool, typer.Option("--full", help="Show long tool calls and results in full.")]
-Format = Literal["jsonl", "markdown", "html"]
-
-
-def open_store(base: Path | None, *, must_exist: bool = True) -> "carrel.SessionStore":
-    """Open the sessions of a base folder; a folder that contains sessions itself is accepted too."""
-    folder = resolve_base(base, must_exist=must_exist)
-    is_sessions_folder = not (folder / "sessions").is_dir() and any(folder.glob("*/messages.jsonl"))
-    return carrel.SessionStore(folder if is_sessions_folder else folder / "sessions")
 
 
 @command(app, "list", panel=LOOK, example="carrel sessions list --limit 5")
@@ -84,13 +74,17 @@ async def list_sessions(
 ) -> None:
     """Show the sessions, newest first."""
     async with open_store(base) as store:
-        every = await store.list_sessions()
+        states = await SessionStates(store).all()
+        every: list[Any] = list(await store.list_sessions())
+        if not (cwd or tag or archived):
+            every += [unsaid_meta(id_, states[id_]) for id_ in states.keys() - {meta["id"] for meta in every}]
+            every.sort(key=lambda meta: str(meta.get("updated_at")), reverse=True)
         found = [meta for meta in every if set(tag or []) <= set(meta.get("tags") or [])]
         if cwd is not None:
             found = [meta for meta in found if meta["cwd"] == os.path.abspath(os.path.expanduser(cwd))]
         if not everything:
             found = [meta for meta in found if bool(meta.get("archived_at")) is archived]
-        shown = await store.counted(found[:limit] if limit else found)
+        shown = await with_states(store, found[:limit] if limit else found, states)
         if as_json:
             print_json(shown)
         elif not shown:
@@ -116,16 +110,27 @@ async def show_session(
 
     With --entries, its whole log, which includes what was rewound or summarized."""
     async with open_store(base) as store:
-        id_ = await store.resolve_id(session)
+        id_ = await store.resolve_id(session, traces=True)
+        state = await SessionStates(store).find(id_)
+        if state is None:
+            id_ = await store.resolve_id(session)
         if entries:
             await _show_entries(store, id_, limit, as_json)
             return
         loaded = await store.load_session(id_, repair=False)
+        if loaded is None and state is not None:
+            if as_json:
+                print_json({"session": unsaid_meta(id_, state), "messages": [], "durable": state.as_json()})
+            else:
+                print_text(id_, "bold")
+                print_state(state)
+            return
         if loaded is None:
             raise carrel.SessionNotFound(f"session {id_} was deleted in the meantime")
         meta, messages = loaded["session"], loaded["messages"]
         if as_json:
-            print_json({**loaded, "messages": messages[-limit:] if limit else messages})
+            kept = {"durable": state.as_json()} if state is not None else {}
+            print_json({**loaded, "messages": messages[-limit:] if limit else messages, **kept})
             return
         facts = [
             id_,
@@ -135,7 +140,9 @@ async def show_session(
             readable_time(meta.get("updated_at")),
         ]
         print_text(meta["title"], "bold")
-        print_text(" · ".join(str(fact) for fact in facts if fact) + "\n", "dim")
+        print_text(" · ".join(str(fact) for fact in facts if fact) + ("" if state else "\n"), "dim")
+        if state is not None:
+            print_state(state)
         if limit and len(messages) > limit:
             print_text(f"… {count_messages(len(messages) - limit)} before\n", "dim")
         for message in messages[-limit:] if limit else messages:
@@ -324,7 +331,12 @@ async def delete(
     """Delete sessions with all their data. This cannot be undone."""
     async with open_store(base) as store:
         ids = list(dict.fromkeys([await store.resolve_id(session, traces=True) for session in sessions]))
-        traced = {meta["id"]: meta for meta in await store.traces()}
+        states = SessionStates(store)
+        for id_ in ids:
+            await states.check_closed(id_)
+        durable = {id_: unsaid_meta(id_, state) for id_, state in (await states.all()).items()}
+        traced: dict[str, Any] = {meta["id"]: meta for meta in await store.traces()}
+        traced |= {id_: meta for id_, meta in durable.items() if await store.find_meta(id_) is None}
         metas = [traced.get(id_) or await store.read_meta(id_, counts=not yes) for id_ in ids]
         if not yes:
             if not as_json:
@@ -335,6 +347,26 @@ async def delete(
             print_json({"deleted": deleted})
         else:
             print_text(f"Deleted {', '.join(deleted)}.")
+
+
+@command(app, "pause", panel=CHANGE, example="carrel sessions pause report")
+async def pause(
+    session: Id,
+    timeout: Timeout = 60.0,
+    base: Base = None,
+    as_json: Json = False,
+) -> None:
+    """Save and close a durable session that another process has open."""
+    async with open_store(base) as store:
+        states = SessionStates(store)
+        id_ = await store.resolve_id(session, traces=True)
+        if await states.find(id_) is None:
+            raise WrongUsage(f"the session {id_} is not durable: it was opened without a session_id or --session")
+        was_open = await states.pause(id_, timeout or float("inf"))
+        if as_json:
+            print_json({"session_id": id_, "was_open": was_open})
+        else:
+            print_text(f"Paused {id_}." if was_open else f"{id_} was not open.")
 
 
 @command(app, "prune", panel=CHANGE, example="carrel sessions prune --older-than 30d")
@@ -367,79 +399,8 @@ async def prune(
             print_text(f"Deleted {count}." if yes else f"{count} would be deleted; --yes does it.")
 
 
-@command(app, "export", panel=COPY, example="carrel sessions export stars --output stars.html")
-async def export(
-    session: Id,
-    format_: Annotated[
-        Format | None,
-        typer.Option("--format", "-f", help="Default: by the suffix of the output file, else jsonl."),
-    ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: stdout.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
-    base: Base = None,
-    as_json: Json = False,
-) -> None:
-    """Export a session as JSON lines, Markdown or an HTML page."""
-    suffixes: dict[str, Format] = {".html": "html", ".htm": "html", ".md": "markdown"}
-    chosen = format_ or suffixes.get(output.suffix if output else "", "jsonl")
-    if output is not None and output.exists() and not force:
-        raise WrongUsage(f"{output} exists; --force overwrites it")
-    if output is None and as_json:
-        raise WrongUsage("--json describes the written file, so it needs --output")
-    async with open_store(base) as store:
-        id_ = await store.resolve_id(session)
-        pieces = store.export_lines(id_) if chosen == "jsonl" else _one_piece(await store.export(id_, chosen))
-        if output is None:
-            escape = escape_control_chars_in_json if chosen == "jsonl" and is_terminal() else str
-            async for piece in pieces:
-                write_raw(escape(piece))
-            return
-        size = await write_file(output, pieces)
-    if as_json:
-        print_json({"session_id": id_, "format": chosen, "path": str(output.absolute()), "bytes": size})
-    else:
-        print_text(f"Wrote {output} ({readable_size(size)}).")
-
-
-async def _one_piece(text: str) -> AsyncIterator[str]:
-    yield text
-
-
-@command(app, "import", panel=COPY, example="carrel sessions import ~/.claude/projects")
-async def import_(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Session files, or folders of them.")],
-    all_branches: Annotated[
-        bool, typer.Option("--all-branches", help="Import abandoned branches too, as sessions of their own.")
-    ] = False,
-    again: Annotated[bool, typer.Option("--again", help="Import files again that were imported before.")] = False,
-    base: Base = None,
-    as_json: Json = False,
-) -> None:
-    """Import sessions of other agents.
-
-    Claude Code, Codex, pi, Mistral Vibe (and other OpenAI chat messages), and folders of carrel's format. Unknown lines
-    are counted and reported. If a file was imported before, only its new lines are added."""
-    missing = [path for path in paths if not path.exists()]
-    if missing:
-        raise WrongUsage(f"there is no file {missing[0]}")
-    reports, refused = [], []
-    async with open_store(base, must_exist=False) as store:
-        for path in paths:
-            try:
-                reports += await store.import_file(path, all_branches=all_branches, again=again)
-            except carrel.ImportRefused as problem:
-                refused.append(f"{path}: {problem}" if str(path) not in str(problem) else str(problem))
-        every = [meta["id"] for meta in await store.list_sessions()]
-    if as_json:
-        print_json({"imports": [plain_data(report) for report in reports], "refused": refused})
-    else:
-        print_imports(reports, short_ids(every))
-    stored = [report for report in reports if report.session_id or (report.already_here and not report.problems)]
-    refused += [f"{report.path}: {report.refused}" for report in reports if report.refused]
-    if refused:
-        raise TaskFailed("; ".join(refused))
-    if not stored:
-        raise TaskFailed("nothing was imported")
+command(app, "export", panel=COPY, example="carrel sessions export stars --output stars.html")(export_session)
+command(app, "import", panel=COPY, example="carrel sessions import ~/.claude/projects")(import_sessions)
 
 
 @command(app, "usage", panel=LOOK, example="carrel sessions usage stars")

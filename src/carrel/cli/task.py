@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -22,7 +23,6 @@ from carrel.cli.options import (
     DatasetsFolder,
     Json,
     Timeout,
-    Workers,
     command,
     existing_folder,
     group,
@@ -30,8 +30,10 @@ from carrel.cli.options import (
     resolve_base,
 )
 from carrel.cli.output import Column, flush, print_json, print_table, print_text, progress
+from carrel.cli.remote_task import RemoteSamples
 from carrel.errors import EnvironmentFailed
 from carrel.execution.config import Mount
+from carrel.text import readable_size
 
 if TYPE_CHECKING:
     from carrel.tasks import Dataset, Rate, RunFolder, RunInfo, Sample, Summary, TaskResult, VerificationResult
@@ -45,6 +47,13 @@ app = group(
 
 DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="A dataset's name, or its folder.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="The name of a run in BASE/runs, or its folder.")]
+
+_PULL_PAUSE = 5.0
+"""Seconds between two lines about a download."""
+Pull = Annotated[
+    Literal["never", "missing", "always"],
+    typer.Option(metavar="never|missing|always", help="Which images of containers are pulled before."),
+]
 
 _STYLES = {"solved": "green", "flaky": "yellow", "partly": "yellow", "infrastructure_failed": "bold red"}
 _AGENT_STATUS = {"could_not_run": "agent not run", "changed_nothing": "nothing changed"}
@@ -62,7 +71,14 @@ async def run(
         ),
     ] = "",
     attempts: Annotated[int, typer.Option(metavar="K", min=1, help="Attempts at each sample.")] = 1,
-    workers: Workers = 2,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Attempts at a time. Default: 2; with --server, as many as it has free slots.",
+        ),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the newest run of this dataset, or the one of --output.")
     ] = False,
@@ -80,16 +96,30 @@ async def run(
     mount: Annotated[
         list[str] | None, typer.Option(metavar="DIR[:AT]", help="A folder that the agent can read; may be repeated.")
     ] = None,
+    pull: Pull = "missing",
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Run on this server or cluster, with its dataset. CARREL_API_KEY has the key."
+        ),
+    ] = None,
     base: Base = None,
     datasets: DatasetsFolder = None,
     cache: CacheFolder = None,
     as_json: Json = False,
 ) -> None:
     """Run an agent on samples, and count those it solved."""
-    found = dataset_named(dataset, datasets, base)
-    selected = [found.sample(name) for name in samples] if samples else found.samples
     if not agent.strip():
         raise WrongUsage("--agent is missing: the command that solves a sample")
+    if server is not None and (mount or network is not None or datasets is not None):
+        raise WrongUsage("--mount, --network and --datasets do not go with --server: the server has its own")
+    remote = RemoteSamples(server, dataset) if server is not None else None
+    if remote is not None:
+        name, selected = dataset, await remote.samples(samples or [])
+        workers = workers or await remote.workers()
+    else:
+        found = dataset_named(dataset, datasets, base)
+        name, selected = found.name, [found.sample(each) for each in samples] if samples else found.samples
     solver = tasks.Agent(
         command=agent,
         timeout=timeout or None,
@@ -97,7 +127,9 @@ async def run(
         env=dict(map(_variable, env or [])),
         mounts=tuple(map(_mount, mount or [])),
     )
-    folder = _run_folder(found.name, output, base, resume=resume)
+    if remote is None:
+        await make_images(selected, cache or resolve_base(base) / "cache", pull)
+    folder = _run_folder(name, output, base, resume=resume)
     planned = len(selected) * attempts
     count = 0
 
@@ -113,22 +145,29 @@ async def run(
         flush()
         step("")
 
-    bar = nullcontext(print) if as_json else progress(None if resume else planned, found.name, among_lines=True)
+    containers = tasks.ContainerPool(workers or 2)
+    bar = nullcontext(print) if as_json else progress(None if resume else planned, name, among_lines=True)
     try:
         with bar as step:
             total = await tasks.run_samples(
                 selected,
                 solver,
-                _recorded_sessions(solver, resolve_base(base), cache),
+                _recorded_sessions(solver, resolve_base(base), cache, containers)
+                if remote is None
+                else lambda sample: remote.open(sample, solver.env, solver.timeout),
                 folder,
                 attempts=attempts,
-                workers=workers,
+                workers=workers or 2,
                 resume=resume,
                 on_result=print_result,
             )
     except asyncio.CancelledError:
         print(f"stopped; {count} finished attempts are in {folder}; --resume continues from there", file=sys.stderr)
         raise
+    finally:
+        await containers.close()
+        if remote is not None:
+            await remote.close()
     if as_json:
         print_json({"summary": total.model_dump(mode="json"), "run": str(folder), "done_now": count})
     else:
@@ -146,12 +185,55 @@ async def run(
         raise EnvironmentFailed(f"{lost} of {total.attempts} attempts have no verdict; --resume tries them again")
 
 
-def _recorded_sessions(agent: tasks.Agent, base: Path, cache: Path | None) -> tasks.OpenSession:
+async def make_images(samples: Sequence[Sample], cache: Path, pull: Literal["never", "missing", "always"]) -> None:
+    """Say on standard error which images are missing and how large they are, then pull and build them."""
+    needed = await tasks.needed_images(samples, cache)
+    report_images(needed)
+    shown = time.monotonic()
+
+    def show(image: str, step: str) -> None:
+        nonlocal shown
+        # A download reports many times a second.
+        if not step.startswith("pulled ") or time.monotonic() - shown > _PULL_PAUSE:
+            shown = time.monotonic()
+            print(f"{image}: {step}", file=sys.stderr, flush=True)
+
+    failed = await tasks.make_images(needed, cache, pull=pull, on_step=show)
+    for image, problem in failed.items():
+        print(f"{image}: {problem}", file=sys.stderr, flush=True)
+
+
+def report_images(needed: Sequence[tasks.NeededImage]) -> None:
+    missing = [image for image in needed if not image.is_present]
+    if needed:
+        present = sum(image.size or 0 for image in needed if image.is_present)
+        there = f"{len(needed) - len(missing)} on the engine ({readable_size(present)})"
+        print(f"images of containers: {there}, {len(missing)} missing", file=sys.stderr)
+    for image in missing:
+        size = "of unknown size" if image.size is None else f"{readable_size(image.size)} to pull"
+        how = f"built from {image.dockerfile}" if image.dockerfile else "pulled"
+        bases = f" after {', '.join(image.missing_bases)}" if image.missing_bases else ""
+        size = size if not image.dockerfile or image.missing_bases else "nothing to pull"
+        print(f"  {image.name}: {how}{bases}, {size}; {_count_samples(image.samples)}", file=sys.stderr, flush=True)
+
+
+def _count_samples(ids: Sequence[str]) -> str:
+    return f"for {ids[0]}" if len(ids) == 1 else f"for {len(ids):,} samples"
+
+
+def _recorded_sessions(
+    agent: tasks.Agent, base: Path, cache: Path | None, containers: tasks.ContainerPool | None = None
+) -> tasks.OpenSession:
     """Sessions on this machine whose traces are kept in the base folder."""
 
     async def open_session(sample: Sample) -> carrel.Session:
         executor = tasks.sample_executor(
-            sample, cache or base / "cache", env=agent.env, network=agent.network, mounts=agent.mounts
+            sample,
+            cache or base / "cache",
+            env=agent.env,
+            network=agent.network,
+            mounts=agent.mounts,
+            containers=containers,
         )
         session = carrel.Session(carrel.FileStorage(base), executor, on_error="skip")
         try:

@@ -11,6 +11,8 @@ from carrel.errors import (
     CarrelError,
     CommandNotRun,
     KeyNotAccepted,
+    NodeUncertain,
+    NodeUnreachable,
     NotFoundThere,
     NotNow,
     RemoteError,
@@ -30,6 +32,7 @@ _BY_STATUS: dict[int, type[RemoteError]] = {
     422: RequestRefused,
     429: TooMany,
 }
+_OF_NODES: dict[str, type[RemoteError]] = {"NodeUnreachable": NodeUnreachable, "NodeUncertain": NodeUncertain}
 _BUILTINS: tuple[type[Exception], ...] = (
     FileNotFoundError,
     FileExistsError,
@@ -49,7 +52,7 @@ def error_from(status: int, body: bytes, headers: Mapping[str, str], action: str
     If the server names the exception that the session raised, that one is returned, with a `RemoteError` as its cause.
     """
     detail, code = _parse(body)
-    kind = _BY_STATUS.get(status) or (ServerFailed if status >= 500 else RemoteError)
+    kind = _OF_NODES.get(code) or _BY_STATUS.get(status) or (ServerFailed if status >= 500 else RemoteError)
     text = _detail_text(detail) or f"no reason given (HTTP {status})"
     hint = " Give api_key= or set CARREL_API_KEY." if status == 401 else ""
     remote = kind(f"{action}: {text}{'' if text.endswith('.') or not hint else '.'}{hint}", status, detail)

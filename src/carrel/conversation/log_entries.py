@@ -1,9 +1,7 @@
 """Encode and decode one line of the log, and build the events that are not messages."""
 
 import json
-import time
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -28,14 +26,7 @@ BLANK: ConversationMessage = {"role": UNREADABLE, "meta": {"reason": "blank"}}
 
 def timestamp() -> str:
     """Return the current time as the log has it: UTC, ISO."""
-    seconds, micros = divmod(time.time_ns() // 1000, 1_000_000)
-    return f"{_up_to_the_second(seconds)}.{micros:06}+00:00"
-
-
-@lru_cache(maxsize=1)
-def _up_to_the_second(seconds: int) -> str:
-    """Format the time up to the second; cached, because each append needs it and formatting is slow."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def encode(entry: ConversationMessage) -> bytes:

@@ -5,21 +5,17 @@ import gc
 import threading
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from operator import itemgetter
 from typing import NamedTuple
 
 from carrel.conversation.attachments import MARK, output_paths, paths_of, reattach
-from carrel.conversation.log_entries import UNREADABLE, decode, decode_all, note_kind
+from carrel.conversation.log_entries import UNREADABLE, decode, decode_all
 from carrel.conversation.messages import ConversationMessage, SessionMeta, is_continuation, meta_of
 from carrel.conversation.replay import BackwardReplay, Numbered, VisibleEntries, events_in, without_texts
 from carrel.conversation.session_state import (
-    DEFAULT_SESSION_TITLE,
     SessionState,
     has_counts,
     later,
     position_of,
-    title_from,
     when_written,
 )
 from carrel.storage.base import Block, Stamp, Store
@@ -77,11 +73,9 @@ class VisibleRange(NamedTuple):
     continued: frozenset[int]
     """The entries that continue the message before them."""
 
-    def messages(self, lines: int | None = None) -> int:
-        """Return the number of visible messages, or of those in the first `lines` lines."""
-        if not self.continued:
-            return len(self.shown) if lines is None else lines
-        return sum(1 for seq in islice(self.shown.seqs(), lines) if seq not in self.continued)
+    def messages(self) -> int:
+        """Return the number of visible messages."""
+        return sum(1 for seq in self.shown.seqs() if seq not in self.continued) if self.continued else len(self.shown)
 
 
 Hint = tuple[int, int] | None
@@ -205,24 +199,9 @@ class SessionLogReader:
         if stamp is not None and meta.get("log_bytes", stamp.size) != stamp.size:
             meta["updated_at"] = later(when_written(stamp), meta["updated_at"])
             state = SessionState(meta)
-            for seq, entry in await self._notes_since(meta):
+            async for seq, entry, _ in self.since(meta.get("log_seq", 0), position_of(meta)):
                 state.note(seq, entry)
         return meta
-
-    async def _notes_since(self, meta: SessionMeta) -> list[Numbered]:
-        """Return later entries that change metadata: notes and, without a title, the first message that gives one."""
-        after, needs_title = meta.get("log_seq", 0), meta["title"] == DEFAULT_SESSION_TITLE
-        notes, first = list[Numbered](), list[Numbered]()
-        async for block in self._store.read_back(self._key, hint=position_of(meta)):
-            if block.last_seq > after and (needs_title or b'"aside"' in block.array):
-                for seq, entry in zip(range(block.last_seq, after, -1), reversed(decode_all(block)), strict=False):
-                    if note_kind(entry) is not None:
-                        notes.append((seq, entry))
-                    elif needs_title and title_from(entry):
-                        first = [(seq, entry)]
-            if block.first_seq <= after + 1:
-                break
-        return sorted([*notes, *first], key=itemgetter(0))
 
     async def recount(self, state: SessionState) -> None:
         """Count the messages that were visible after the last entry that the state covers."""

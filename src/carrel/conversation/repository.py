@@ -30,7 +30,7 @@ from carrel.conversation.session_state import (
 )
 from carrel.conversation.session_writer import SessionWriter, claim_calls
 from carrel.errors import SessionNotFound, SessionTooNew, StorageError, StorageWriteError
-from carrel.storage.base import MISSING, Expected, KeyedLock, LoopSemaphore, Stamp, Store, is_expected
+from carrel.storage.base import MISSING, Expected, KeyedLock, LoopSemaphore, Stamp, Store, is_expected, locked
 from carrel.storage.files.store import FileStore
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,24 @@ _MOST_WRITERS = 1000
 """How many writers are kept; for another session, its metadata is read again before an append."""
 
 Redact = Callable[[ConversationMessage], ConversationMessage]
+
+
+def redact_entry(entry: ConversationMessage, redact: Redact | None) -> ConversationMessage:
+    """Return a log entry without secrets; a rewind has none."""
+    if redact is None or not isinstance(entry, dict) or entry.get("role") == "rewind":
+        return entry
+    return redact(entry)
+
+
+def redact_value(value: Any, redact: Redact | None) -> Any:
+    """Return a text, or metadata, without secrets in its texts."""
+    if redact is None:
+        return value
+    if isinstance(value, str):
+        return flatten_message_text(redact(user_text_message(value)))
+    if isinstance(value, list):
+        return [redact_value(item, redact) for item in value]
+    return {name: redact_value(item, redact) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 class _Incarnation:
@@ -93,23 +111,8 @@ class SessionRepository:
     @asynccontextmanager
     async def session_lock(self, session_id: str) -> AsyncIterator[None]:
         """Hold the lock under which a session is created, forked and deleted."""
-        async with _locking.turn():
-            held = await self.store.lock(f"{self.folder(session_id)}/life")
-            assert held is not None
-            try:
-                yield
-            finally:
-                await held.release()
-
-    @asynccontextmanager
-    async def import_lock(self) -> AsyncIterator[None]:
-        """Hold the lock of imports, without which two imports of one file would both create its session."""
-        held = await self.store.lock(self.folder("imports/lock"))
-        assert held is not None
-        try:
+        async with _locking.turn(), locked(self.store, f"{self.folder(session_id)}/life"):
             yield
-        finally:
-            await held.release()
 
     async def create(self, meta: SessionMeta) -> bool:
         """Create the session; False if it exists."""
@@ -259,24 +262,15 @@ class SessionRepository:
             refused = True
 
     def redacted(self, message: ConversationMessage) -> ConversationMessage:
-        if self._redact is None or not isinstance(message, dict) or message.get("role") == "rewind":
-            return message
-        return self._redact(message)
+        return redact_entry(message, self._redact)
 
     def redacted_fields(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Return metadata without secrets."""
-        return {name: self._redacted_value(value) for name, value in fields.items()} if self._redact else fields
-
-    def _redacted_value(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self.redacted_text(value)
-        if isinstance(value, list):
-            return [self._redacted_value(item) for item in value]
-        return self.redacted_fields(value) if isinstance(value, dict) else value
+        return {name: redact_value(value, self._redact) for name, value in fields.items()}
 
     def redacted_text(self, text: str) -> str:
         """Return a title or a label without secrets."""
-        return text if self._redact is None else flatten_message_text(self.redacted(user_text_message(text)))
+        return str(redact_value(text, self._redact))
 
     async def _open(
         self,

@@ -17,7 +17,7 @@ from carrel.conversation.session_state import (
     new_meta,
     when_written,
 )
-from carrel.errors import SessionNotFound, SessionTooNew, StorageReadError
+from carrel.errors import ConfigurationError, SessionNotFound, SessionTooNew, StorageReadError
 from carrel.storage.base import KeyedLock, Stamp
 
 logger = logging.getLogger(__name__)
@@ -145,6 +145,10 @@ class SessionList:
 
     async def untouched_for(self, age: timedelta, *, now: str, keep_labelled: bool) -> list[SessionMeta]:
         """Return sessions and traces not changed for this long; those of a newer format are left out and logged."""
+        if not isinstance(age, timedelta) or age < timedelta(0):
+            raise ConfigurationError(
+                f"older_than must be a timedelta of 0 or more, such as timedelta(days=30), not {age!r:.60}"
+            )
         try:
             border = (date_of(now) or datetime.now(UTC)) - age
         except OverflowError:

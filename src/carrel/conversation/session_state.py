@@ -30,6 +30,8 @@ COUNTS = ("message_count", "total_tokens", "log_seq", "log_bytes")
 """Counted in the log: visible messages, tokens, and the entries and bytes that the metadata covers."""
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
+_MOST_DRAFTS = 1000
+"""How many drafts are remembered with their titles."""
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _TEXTS = ("title", "provider", "model", "cwd", "created_at", "updated_at")
 
@@ -333,3 +335,22 @@ class SessionState:
             for name in self._unset & {"provider", "model"}:
                 if isinstance(fields.get(name), str):
                     meta[name] = fields[name]
+
+
+class Drafts:
+    """Sessions that are stored with their first message."""
+
+    def __init__(self) -> None:
+        self._metas: dict[str, SessionMeta] = {}
+
+    def add(self, meta: SessionMeta) -> None:
+        self._metas[meta["id"]] = meta.copy()
+        while len(self._metas) > _MOST_DRAFTS:
+            del self._metas[next(iter(self._metas))]
+
+    def find(self, session_id: str) -> SessionMeta | None:
+        found = self._metas.get(session_id)
+        return found.copy() if found is not None else None
+
+    def forget(self, session_id: str) -> None:
+        self._metas.pop(session_id, None)

@@ -8,13 +8,13 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 from uuid import uuid4
 
 from carrel.conversation import branching
 from carrel.conversation.branching import checked_place
 from carrel.conversation.compaction import Summarize, compact
-from carrel.conversation.export import to_line
+from carrel.conversation.export import Format, to_line
 from carrel.conversation.export.html_page import to_html
 from carrel.conversation.export.markdown import to_markdown
 from carrel.conversation.importers import ImportReport, read_session_file
@@ -22,10 +22,10 @@ from carrel.conversation.importers.writer import ImportWriter
 from carrel.conversation.log_entries import build_note, timestamp
 from carrel.conversation.messages import ConversationMessage, SessionData, SessionMeta
 from carrel.conversation.replay import Numbered, repair_messages
-from carrel.conversation.repository import Redact, SessionRepository, not_found
+from carrel.conversation.repository import Redact, SessionRepository, not_found, redact_entry, redact_value
 from carrel.conversation.search.search import SearchHit, SessionSearch
 from carrel.conversation.session_list import SessionList
-from carrel.conversation.session_state import checked_fields, checked_id, new_meta
+from carrel.conversation.session_state import Drafts, checked_fields, checked_id, new_meta
 from carrel.conversation.usage import Price, Usage, UsageCount
 from carrel.embedding import EmbedderOption, choose_embedder
 from carrel.errors import (
@@ -37,13 +37,10 @@ from carrel.errors import (
 )
 from carrel.events import Event, EventType, bus
 from carrel.home import resolve_sessions_dir
-from carrel.storage.base import MISSING, Expected, Store
+from carrel.storage.base import MISSING, Expected, Store, locked
 from carrel.storage.files.store import FileStore
 
 logger = logging.getLogger(__name__)
-
-_MOST_DRAFTS = 1000
-"""How many drafts are remembered with their titles."""
 
 
 class SessionStore:
@@ -84,8 +81,8 @@ class SessionStore:
         self._logs = SessionRepository(
             store, prefix, sync=durability == "fsync", redact=redact, output_files=output_files, now=now
         )
-        self._drafts: dict[str, SessionMeta] = {}
-        self._listing: SessionList | None = None
+        self._drafts = Drafts()
+        self._list = SessionList(self._logs)
         self._search: SessionSearch | None = None
 
     async def __aenter__(self) -> Self:
@@ -138,9 +135,7 @@ class SessionStore:
             cwd=cwd,
             api_base=api_base,
         )
-        self._drafts[meta["id"]] = meta.copy()
-        while len(self._drafts) > _MOST_DRAFTS:
-            del self._drafts[next(iter(self._drafts))]
+        self._drafts.add(meta)
         return {"session": meta, "messages": []}
 
     async def create_session(
@@ -177,7 +172,7 @@ class SessionStore:
         """List sessions, newest first, without reading messages.
 
         `archived`: only archived ones, or only others; `counts`: with exact counts of messages and tokens."""
-        metas = await self._list().metas()
+        metas = await self._list.metas()
         if cwd is not None:
             wanted = new_meta("x", now="", cwd=cwd)["cwd"]
             metas = [meta for meta in metas if meta["cwd"] == wanted]
@@ -187,7 +182,7 @@ class SessionStore:
 
     async def counted(self, metas: Iterable[SessionMeta]) -> list[SessionMeta]:
         """Return these with exact counts; reads the logs that are ahead of their metadata."""
-        return await self._list().all_counted(metas)
+        return await self._list.all_counted(metas)
 
     async def latest_session(self, *, cwd: str | None = None) -> SessionMeta | None:
         metas = await self.list_sessions(cwd=cwd)
@@ -200,18 +195,13 @@ class SessionStore:
 
     async def traces(self) -> list[SessionMeta]:
         """Return the folders that contain only a trace, with the time of its last change."""
-        return await self._list().traces()
+        return await self._list.traces()
 
     async def resolve_id(self, text: str, *, traces: bool = False) -> str:
         """Return the id for a full id, the beginning of exactly one, or "last"; else raise `SessionNotFound`.
 
         With `traces`, folders that contain only a trace are found too."""
-        return await self._list().resolve(text, traces=traces)
-
-    def _list(self) -> SessionList:
-        if self._listing is None:
-            self._listing = SessionList(self._logs)
-        return self._listing
+        return await self._list.resolve(text, traces=traces)
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -249,15 +239,13 @@ class SessionStore:
         def draft() -> SessionMeta:
             nonlocal drafted
             given = {"provider": provider, "model": model, "cwd": cwd, "api_base": api_base}
-            remembered = self._drafts.get(session_id)
-            if remembered is not None:
-                drafted = remembered.copy()
-            else:
+            drafted = self._drafts.find(session_id)
+            if drafted is None:
                 drafted = new_meta(session_id, now=self._now(), **self._logs.redacted_fields(given))
             return drafted
 
         seq, writer = await self._logs.append(session_id, messages, draft)
-        self._drafts.pop(session_id, None)
+        self._drafts.forget(session_id)
         if bus.subscribers:
             if writer.created_from is drafted:
                 self._publish(EventType.SESSION_CREATED, session_id)
@@ -284,6 +272,10 @@ class SessionStore:
         """Hide all messages; the log keeps them. Does nothing if there is no such session."""
         if await self._logs.meta(session_id) is not None and (await self._logs.view(session_id)).messages:
             await self.append_rewind(session_id, 0)
+
+    def redacted_text(self, text: str) -> str:
+        """Return a text without the secrets that this store replaces in messages."""
+        return self._logs.redacted_text(text)
 
     async def delete_session(self, session_id: str) -> bool:
         """Delete the session with all its files; False if there is none."""
@@ -340,7 +332,7 @@ class SessionStore:
     async def read_meta(self, session_id: str, *, counts: bool = False) -> SessionMeta:
         """Return the metadata of a session, with `counts` with exact counts; `SessionNotFound` if there is none."""
         meta = await self._logs.require_meta(session_id)
-        return await self._list().counted(meta) if counts else meta
+        return await self._list.counted(meta) if counts else meta
 
     async def find_meta(self, session_id: str) -> SessionMeta | None:
         """Return the metadata of a session; None if there is no such session."""
@@ -484,21 +476,25 @@ class SessionStore:
         self._publish(EventType.SESSION_FORKED, session_id, fork_id=id_, title=data["session"]["title"], at_seq=place)
         return data
 
-    async def export(self, session_id: str, format: Literal["jsonl", "markdown", "html"] = "jsonl") -> str:
-        """Return the session as text: the whole log with its attachments, or the visible conversation as a page."""
-        if format == "markdown":
-            return to_markdown(await self._loaded(session_id, repair=False))
-        if format == "jsonl":
-            return "".join([line async for line in self.export_lines(session_id)])
-        if format == "html":
-            log = [numbered async for numbered in self.iter_entries(session_id)]
-            return to_html(await self._loaded(session_id, repair=False), log)
-        raise ConfigurationError(f"invalid export format {format!r}: use jsonl, markdown or html")
+    async def export(self, session_id: str, format: Format = "jsonl", *, redact: Redact | None = None) -> str:
+        """Return the session as text: the whole log with its attachments, or the visible conversation as a page.
 
-    async def export_lines(self, session_id: str) -> AsyncIterator[str]:
+        `redact=redact_secrets` replaces secrets in the text; the session keeps them."""
+        if format not in get_args(Format):
+            raise ConfigurationError(f"invalid export format {format!r}: use jsonl, markdown or html")
+        if format == "jsonl":
+            return "".join([line async for line in self.export_lines(session_id, redact=redact)])
+        data = await self._loaded(session_id, repair=False)
+        data["session"] = redact_value(data["session"], redact)
+        data["messages"] = [redact_entry(message, redact) for message in data["messages"]]
+        if format == "markdown":
+            return to_markdown(data)
+        return to_html(data, [(seq, redact_entry(entry, redact)) async for seq, entry in self.iter_entries(session_id)])
+
+    async def export_lines(self, session_id: str, *, redact: Redact | None = None) -> AsyncIterator[str]:
         """Iterate over the lines of a jsonl export; memory does not grow with the log."""
         async for _, entry in self.iter_entries(session_id):
-            yield to_line(entry)
+            yield to_line(redact_entry(entry, redact))
 
     async def _loaded(self, session_id: str, *, repair: bool = True) -> SessionData:
         data = await self.load_session(session_id, repair=repair)
@@ -508,10 +504,6 @@ class SessionStore:
 
     async def search(self, query: str, limit: int = 10) -> list[SearchHit]:
         """Search all sessions for messages with these words or with this meaning."""
-        if not isinstance(query, str):
-            raise ConfigurationError(f"the query must be a text, not {query!r:.60}")
-        if not isinstance(limit, int):
-            raise ConfigurationError(f"limit is a whole number, not {limit!r:.60}")
         if self._search is None:
             path = self.data_dir / ".catalogue.sqlite3" if self.data_dir is not None else None
             self._search = SessionSearch(self._logs.store, self._logs.prefix, path, choose_embedder(self._embedder))
@@ -522,12 +514,8 @@ class SessionStore:
 
         Folders that contain only a trace are included. A session of a newer format is not deleted, because its
         labels cannot be read; a warning is logged."""
-        if not isinstance(older_than, timedelta) or older_than < timedelta(0):
-            raise ConfigurationError(
-                f"older_than must be a timedelta of 0 or more, such as timedelta(days=30), not {older_than!r:.60}"
-            )
         logs = await self._logs.log_stamps()
-        chosen = await self._list().untouched_for(older_than, now=self._now(), keep_labelled=keep_labelled)
+        chosen = await self._list.untouched_for(older_than, now=self._now(), keep_labelled=keep_labelled)
         if dry_run:
             return chosen
         # A session that was changed since then is not deleted.
@@ -541,7 +529,8 @@ class SessionStore:
         A session that was imported before is not stored twice unless `again`: the report has its id, and new entries
         of the source are appended if neither its old part nor the session was changed. With `all_branches`, branches
         that are not part of the conversation become sessions of their own."""
-        async with self._logs.import_lock():
+        # Two imports of one file at once would both create its session.
+        async with locked(self._logs.store, self._logs.folder("imports/lock")):
             here = [] if again else await self.list_sessions()
             writer = ImportWriter(self._logs, self.create_session, here, self._now)
             reports = []

@@ -5,7 +5,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from carrel.conversation.formats.anthropic import compactions
 from carrel.conversation.log_entries import note_kind
 from carrel.conversation.messages import ConversationMessage, meta_of
 from carrel.conversation.replay import Numbered
@@ -83,7 +82,7 @@ def tokens_of(usage: Any) -> Tokens:
     if apart and "prompt_tokens" not in usage:
         # Anthropic does not include cached tokens in the input; all others do.
         counts["input_tokens"] += counts["cache_read_tokens"] + counts["cache_write_tokens"]
-    for spent in map(tokens_of, compactions(usage)):
+    for spent in map(tokens_of, _compactions(usage)):
         counts |= {name: counts[name] + getattr(spent, name) for name in counts if name != "total_tokens"}
     # Gemini does not include thinking in the output, nor the prompts of its own tools in the input.
     counts["output_tokens"] += _first_count(usage, ("thoughts_token_count", "thoughtsTokenCount"))
@@ -91,6 +90,18 @@ def tokens_of(usage: Any) -> Tokens:
     if not counts["total_tokens"]:
         counts["total_tokens"] = counts["input_tokens"] + counts["output_tokens"]
     return Tokens(**counts)
+
+
+def token_counts(usage: Any) -> dict[str, int] | None:
+    """Convert a provider's usage object to our names; None for anything else."""
+    return tokens_of(usage).model_dump(exclude={"cost"}) if isinstance(usage, dict) else None
+
+
+def _compactions(usage: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The usage of Anthropic's own compactions during a response, which its totals do not include."""
+    iterations = usage.get("iterations")
+    listed = iterations if isinstance(iterations, list) else []
+    return [each for each in listed if isinstance(each, dict) and each.get("type") == "compaction"]
 
 
 def total_after(total: int, entry: ConversationMessage) -> int:

@@ -4,7 +4,7 @@ import mmap
 import re
 import struct
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +30,7 @@ class Embedder(Protocol):
     def dimensions(self) -> int:
         """Length of a vector."""
 
-    def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
+    def embed(self, texts: Sequence[str]) -> Iterable[Iterable[float]]:
         """Return one row of floats per text: of length 1, or all zeros for a text without meaning."""
 
 

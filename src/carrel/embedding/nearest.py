@@ -1,6 +1,6 @@
 """Vectors in a byte per dimension, and a search for the nearest; numpy is used if it is installed."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from importlib.util import find_spec
 from operator import mul
 from typing import Any, Generic, TypeVar
@@ -10,9 +10,9 @@ Key = TypeVar("Key", bound=Hashable)
 _FEW = 20
 
 
-def pack_vectors(vectors: Sequence[Sequence[float]], dimensions: int) -> list[bytes]:
+def pack_vectors(vectors: Iterable[Iterable[float]], dimensions: int) -> list[bytes]:
     """Encode each vector in a byte per dimension, which keeps only its direction, to about half a degree."""
-    if hasattr(vectors, "astype") and getattr(vectors, "shape", None) == (len(vectors), dimensions):
+    if hasattr(vectors, "astype") and getattr(vectors, "shape", ())[1:] == (dimensions,):
         import numpy  # noqa: PLC0415 - these are numpy's vectors, so it is loaded
 
         table = numpy.asarray(vectors)

@@ -22,11 +22,11 @@ from typing import Any
 
 from carrel.execution.async_channel import Record
 from carrel.execution.host_calls import known_errors
-from carrel.execution.output import BoundedOutput
 from carrel.guest.worker import cell_output, tracebacks, values
 from carrel.guest.worker.cell_output import NoInput, no_input
 from carrel.guest.worker.code_cell import Cell, ListVariables
 from carrel.guest.worker.host_calls import error_class
+from carrel.processes import BoundedOutput
 
 Done = Callable[[Record], None]
 _threads = itertools.count(1)

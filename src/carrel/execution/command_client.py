@@ -10,6 +10,7 @@ import errno
 import json
 import struct
 from collections.abc import Callable
+from mmap import mmap
 from typing import Any, Protocol
 
 from carrel.guest.channel import MAX_RECORD, encode_record
@@ -49,8 +50,9 @@ class CommandRequest:
         self.answer: asyncio.Future[Record] = asyncio.get_running_loop().create_future()
         self.answer.add_done_callback(self._end)
 
-    async def send_input(self, data: bytes) -> None:
-        """Send all of it and the end of the input, as fast as it is taken; stops when the request is answered."""
+    async def send_input(self, data: bytes | mmap, *, last: bool = True) -> None:
+        """Send all of it, as fast as it is taken, and the end of the input after the `last`; stops when the request is
+        answered."""
         left = memoryview(data)
         while left and not self.answer.done():
             if not self._window:
@@ -61,7 +63,7 @@ class CommandRequest:
             self._window -= size
             self._client.send_piece(self._number, left[:size])
             left = left[size:]
-        if not self.answer.done():
+        if last and not self.answer.done():
             self._client.send_piece(self._number, b"")
 
     def cancel(self) -> None:

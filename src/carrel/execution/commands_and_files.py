@@ -26,10 +26,10 @@ from carrel.execution.executor import (
     RunningCommand,
 )
 from carrel.execution.file_changes import Seen, Tree
-from carrel.execution.output import BoundedOutput
 from carrel.execution.packages import Packages
 from carrel.guest.worker.commands import STDOUT
 from carrel.guest.worker.values import safe_repr
+from carrel.processes import BoundedOutput
 
 LARGEST_FILE = 2 * 1024 * 1024 * 1024
 """Bytes of a file that are read: code of the session could make one that never ends."""
@@ -47,8 +47,10 @@ class CommandsAndFiles(ABC):
     server."""
 
     config: ExecutorSettings
-    _before: file_changes.Before = file_changes.Empty()
+    _before: file_changes.Before = file_changes.Before()
     """The workspace at the start."""
+    activity = 0
+    """How many commands and changes of files have been requested."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -120,6 +122,7 @@ class CommandsAndFiles(ABC):
             "keep_background": keep_background,
         }
         content = None if stdin is None else content_bytes(stdin, "stdin")
+        self.activity += 1
         client = await self._command_client(_user(user))
         output = CommandOutput(self.config.output_limit, on_output, text=text)
         request = client.begin(record, on_piece=output.add)
@@ -185,6 +188,7 @@ class CommandsAndFiles(ABC):
     async def write_file(self, path: FilePath, data: bytes | str) -> None:
         record = {"op": "write", "path": path_text(path)}
         content = content_bytes(data)
+        self.activity += 1
         client = await self._command_client("agent")
         await self._answer_of(client, client.begin(record), content)
 
@@ -210,8 +214,9 @@ class CommandsAndFiles(ABC):
     async def move(self, path: FilePath, to: FilePath) -> None:
         await self._request({"op": "move", "path": path_text(path), "to": path_text(to, "to")})
 
-    async def realpath(self, path: FilePath) -> str:
-        return str((await self._request({"op": "realpath", "path": path_text(path)})).get("path"))
+    async def realpath(self, path: FilePath, *, strict: bool = True) -> str:
+        record = {"op": "realpath", "path": path_text(path), "strict": strict}
+        return str((await self._request(record)).get("path"))
 
     async def str_replace(self, path: FilePath, old: str, new: str) -> None:
         texts = {"old": checked_text(old, "old"), "new": checked_text(new, "new")}
@@ -226,6 +231,15 @@ class CommandsAndFiles(ABC):
     async def diff(self) -> str:
         before, now = await self._before_and_now()
         return await file_changes.unified(before, now, self.read_file)
+
+    async def changes_and_tree(self) -> tuple[list[FileChange], Tree]:
+        """Return the changed files, and at least those files as they look now."""
+        before, now = await self._before_and_now()
+        return await file_changes.changes(before, now, self.read_file), now
+
+    def original(self, path: str) -> bytes | None:
+        """Return the content of a file at the start, if it is known. It may be read from a disk."""
+        return self._before.read(path)
 
     async def _before_and_now(self) -> tuple[file_changes.Before, Tree]:
         """What is to be compared; files that certainly have not changed may be left out of both."""
@@ -246,6 +260,7 @@ class CommandsAndFiles(ABC):
     # --- requests ---------------------------------------------------------------------------------------------------
 
     async def _request(self, record: Record, on_piece: OnPiece | None = None) -> Record:
+        self.activity += record["op"] in ("remove", "move", "str_replace")
         client = await self._command_client("agent")
         return await self._answer_of(client, client.begin(record, on_piece=on_piece))
 
@@ -317,7 +332,7 @@ class CommandOutput:
             duration=float(duration) if isinstance(duration, (int, float)) else 0.0,
             timed_out=answer.get("timed_out") is True,
             output=output,
-            truncated=any(one.is_cut() for one in streams),
+            truncated=any(one.left_out for one in streams),
         )
 
 

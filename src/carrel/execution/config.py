@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from carrel.errors import ConfigurationError
-from carrel.execution.output import LIMIT
 from carrel.home import resolve_carrel_home
+from carrel.processes import LIMIT
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -176,9 +176,9 @@ class ProcessSettings(ExecutorSettings):
     startup_timeout: float = 60.0
     """Seconds until its Python must be ready; creating the virtualenv and pulling an image do not count."""
     hostname: str = "carrel"
-    frozen: bool = True
+    snapshots: bool = True
     """Whether a snapshot of the Python is kept between runs, to continue from after a crash."""
-    frozen_ceiling: int = 2048 * MIB
+    max_snapshot_bytes: int = 2048 * MIB
     """Bytes of memory of the session's Python above which no snapshot is kept."""
 
     def __post_init__(self) -> None:
@@ -287,6 +287,8 @@ class ContainerConfig(ProcessSettings):
     """A runtime of the engine, such as `runsc` (gVisor); None is its default."""
     network: bool | str = False
     """False: no network; True: the engine's default network; a str: the engine's network of that name."""
+    writable: tuple[str, ...] = ()
+    """Further folders that code may write to, empty at the start; the rest of the image is read-only."""
     user: str | None = None
     """User and group of the code; None is `1000:1000`, or the owner of a workspace that is `rw` or `ro`."""
     docker_host: str | None = None

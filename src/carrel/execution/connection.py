@@ -6,13 +6,14 @@ import asyncio
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from carrel.errors import ExecutionError
 from carrel.execution.async_channel import Record
 from carrel.execution.command_client import CommandClient, CommandServerGone
 from carrel.execution.executor import Executor, Handler, RunClock
 from carrel.execution.host_calls import Calls
+from carrel.execution.recording import OnVariables, read_report
 from carrel.execution.results import Ending, WorkerDied
 from carrel.guest.channel import ChannelError
 
@@ -109,8 +110,8 @@ class Transport(Protocol):
     async def wait_for_worker_end(self) -> bool:
         """Wait until the process of the last worker has ended; False when no other one can be started."""
 
-    def restart_worker(self) -> None:
-        """Start a fresh worker in the same session. What code of the last one had started is ended."""
+    def start_worker(self) -> None:
+        """Start a fresh worker in the session. What code of the last one had started is ended."""
 
     async def wait_for_process(self, step: str) -> None:
         """Wait until the process of a worker that is ready can be sent signals."""
@@ -144,6 +145,13 @@ class TransportListener(Protocol):
         """End the worker, which has sent what no worker sends."""
 
 
+class StateFile(NamedTuple):
+    """A request to load the variables from a file, or to save them in it."""
+
+    operation: Literal["load", "save"]
+    descriptor: int
+
+
 T = TypeVar("T", bound=Transport)
 
 
@@ -167,6 +175,8 @@ class WorkerConnection(Generic[T]):
         self._number = 0
         self._pending: dict[int, asyncio.Future[Record]] = {}
         self._calls: Calls | None = None
+        self._reporting: tuple[int, OnVariables | None] = (0, None)
+        """The last run, and where the variables after it go."""
         self._shared_pipes = False
         """Whether something that an earlier run has left may still write to the pipes."""
         self._broken = ""
@@ -224,13 +234,23 @@ class WorkerConnection(Generic[T]):
         return answer
 
     def run(
-        self, code: str | int | None, stdout: Sink, stderr: Sink, executor: Executor, clock: RunClock | None = None
+        self,
+        code: str | StateFile | None,
+        stdout: Sink,
+        stderr: Sink,
+        executor: Executor,
+        clock: RunClock | None = None,
+        on_variables: OnVariables | None = None,
     ) -> asyncio.Future[Record]:
-        """Request a run; without code the list of variables; with a descriptor, that variables are loaded from it."""
-        record: Record = {"op": "run", "variables": True} if code is None else {"op": "run", "code": code}
-        file = (code,) if isinstance(code, int) else ()
-        if file:
-            record = {"op": "run", "load": True}
+        """Request a run; without code the list of variables."""
+        file: tuple[int, ...] = ()
+        if isinstance(code, StateFile):
+            file = (code.descriptor,)
+            record: Record = {"op": "run", "state": code.operation}
+        else:
+            record = {"op": "run", "variables": True} if code is None else {"op": "run", "code": code}
+        if on_variables is not None:
+            record["report"] = True
         answers: list[asyncio.Future[Record]] = []
         fresh, self._shared_pipes = self._shared_pipes, False
         self._calls = Calls(self._handlers, self._answer_call, self.transport.write_output, executor, clock)
@@ -240,6 +260,7 @@ class WorkerConnection(Generic[T]):
             answers.append(self.request(record, (*fds, *file)))
 
         self.transport.start_run(send, fresh_pipes=fresh)
+        self._reporting = self._number, on_variables
         return answers[0]
 
     def end_run(self) -> None:
@@ -299,7 +320,7 @@ class WorkerConnection(Generic[T]):
         operation, number = record.get("op"), record.get("id", 0)
         if type(number) is not int:
             raise ChannelError(f"an id that is not a number: {str(number)[:100]}")
-        if operation == "frozen":
+        if operation == "snapshot":
             self._changed = False
             self.no_snapshot_reason = ""
             self.transport.keep_snapshot(record, fds)
@@ -317,10 +338,14 @@ class WorkerConnection(Generic[T]):
         elif operation == "cancel":
             if self._calls is not None:
                 self._calls.cancel_one(record.get("call"))
+        elif operation == "variables":
+            report = read_report(record, length)
+            if self._reporting[0] == number and self._reporting[1] is not None:
+                self._reporting[1](report)
         elif operation == "ready":
             if not self._ready.done():
                 self._ready.set_result(record)
-        elif operation == "unfrozen":
+        elif operation == "no_snapshot":
             self.transport.drop_snapshot()
             self.no_snapshot_reason = str(record.get("why"))
         else:
@@ -331,7 +356,7 @@ class WorkerConnection(Generic[T]):
         if answer is None:
             raise ChannelError("an answer to no request")
         self._shared_pipes = self._shared_pipes or record.get("shared") is True
-        self._changed = record.get("unkept") is True if "unkept" in record else self._changed
+        self._changed = record.get("changed") is True if "changed" in record else self._changed
         self.transport.drain_output()
         if not answer.done():
             answer.set_result(record)
@@ -359,6 +384,9 @@ class WorkerConnection(Generic[T]):
     async def recover(self, *, fresh: bool = True) -> Recovery:
         """Continue after the worker's death: from the snapshot; else, with `fresh`, with an empty worker."""
         changed, self._changed = self._changed, False
+        if self.closed:
+            # Its first process is about to end, and a snapshot would end with it.
+            return Recovery("gone", self._broken)
         if await self._restore_snapshot():
             if changed:
                 return Recovery("restored", _CHANGES_LOST, changes_lost=True)
@@ -389,7 +417,7 @@ class WorkerConnection(Generic[T]):
         self._broken = ""
         self._ready = self._loop.create_future()
         try:
-            self.transport.restart_worker()
+            self.transport.start_worker()
             await self.wait_ready("start a fresh worker")
         except (SpawnFailed, OSError):
             return False

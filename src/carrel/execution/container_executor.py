@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
+import mmap
 import os
+import shutil
 import sys
 import tarfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,7 +18,8 @@ from uuid import uuid4
 
 from carrel.errors import CarrelError, ExecutorClosed, ForkRefused, SandboxUnavailable
 from carrel.execution import file_changes, temp_dirs
-from carrel.execution.commands_and_files import list_entries, tree_of
+from carrel.execution.command_client import CommandServerGone
+from carrel.execution.commands_and_files import CommandOutput, list_entries, tree_of
 from carrel.execution.config import ContainerConfig, Mount, path_of, settings_of
 from carrel.execution.connection import SpawnFailed, WorkerConnection
 from carrel.execution.container_transport import PACKAGES, ContainerTransport
@@ -24,6 +28,8 @@ from carrel.execution.environments import NEUTRAL, Environment, has_installer
 from carrel.execution.executor import ExecutorCheckpoint, Handler
 from carrel.execution.file_changes import Tree, seen_below
 from carrel.execution.packages import MARK, Packages, found_in_names, made_ready
+from carrel.execution.results import WorkerDied
+from carrel.execution.warm_pool import WarmPool
 from carrel.execution.worker_executor import WorkerExecutor
 
 PROGRAM = "/opt/carrel"
@@ -33,6 +39,8 @@ FOR_COMMANDS = f"{PROGRAM}/packages.path"
 HOME = "/home/agent"
 USER = "1000:1000"
 MIB = 1024 * 1024
+_PROCESSES = 32_768
+"""Processes of one user in all containers of Podman; `pids_limit` is that of the session."""
 
 
 def image_of(config: ContainerConfig) -> str:
@@ -58,18 +66,19 @@ def container_of(config: ContainerConfig, user: str, labels: Mapping[str, str]) 
 def host_of(config: ContainerConfig, *, counts_files: bool = True) -> dict[str, Any]:
     """The settings of the container on its host; `counts_files` where the engine can limit the number of files."""
     limits = config.limits
-    # Writable for every user, because not every engine can set an owner.
     own = "rw,exec,nosuid,nodev,mode=1777"
     own += "" if limits.disk is None else f",size={limits.disk}"
     own += "" if limits.files is None or not counts_files else f",nr_inodes={limits.files}"
-    tmpfs = dict.fromkeys(("/tmp", HOME, PACKAGES), own)
+    uid, _, gid = user_of(config).partition(":")
+    # Where the image has a folder, runc gives the mount its mode, so the owner must be the session's user; Podman would
+    # also copy what is in it.
+    owned = own + (f",uid={uid},gid={gid}" if counts_files else ",notmpcopyup,U")
+    tmpfs = {**dict.fromkeys(("/tmp", HOME, PACKAGES), own), **dict.fromkeys(config.writable, owned)}
     mounts = list(config.mounts)
     if config.workspace is not None and config.workspace_mode != "overlay":
         mounts.append(Mount(source=config.workspace, at=config.workspace_at, mode=config.workspace_mode))
     else:
-        # Where the image has this folder, runc gives the mount its mode, so the owner must be the session's user.
-        uid, _, gid = user_of(config).partition(":")
-        tmpfs[config.workspace_at] = own + (f",uid={uid},gid={gid}" if counts_files else "")
+        tmpfs[config.workspace_at] = owned
     settings = {
         "network_mode": config.network if isinstance(config.network, str) else "default" if config.network else "none",
         "read_only": True,
@@ -88,7 +97,11 @@ def host_of(config: ContainerConfig, *, counts_files: bool = True) -> dict[str, 
         "runtime": config.runtime,
     }
     if limits.open_files is not None:
-        settings["ulimits"] = [{"name": "nofile", "soft": limits.open_files, "hard": limits.open_files}]
+        bounds = {"nofile": limits.open_files}
+        if not counts_files:
+            # Podman would add one of a million processes, which only a host with CAP_SYS_RESOURCE can set.
+            bounds["nproc"] = _PROCESSES
+        settings["ulimits"] = [{"name": name, "soft": most, "hard": most} for name, most in bounds.items()]
     return {name: value for name, value in settings.items() if value is not None}
 
 
@@ -157,6 +170,11 @@ class ContainerPackages(Packages):
         """Remember what is in the container; nothing when it is a new one."""
         self._copied = now
 
+    def copy_from(self, other: ContainerPackages) -> None:
+        """Copy the packages of another session that has a folder of its own."""
+        if other.added != self.added and other.added.is_dir():
+            shutil.copytree(other.added, self.added, symlinks=True, dirs_exist_ok=True)
+
     def is_behind(self) -> bool:
         """Whether something must be copied into the container."""
         return self._now() != self._copied
@@ -198,6 +216,22 @@ async def container_packages(config: ContainerConfig, facts: Mapping[str, Any]) 
 
 
 ContainerConnection = WorkerConnection[ContainerTransport]
+_MOST_OUTPUT = 10_000
+_UNPACK = """
+import json, os, shutil, sys, tarfile
+archive, folder = sys.stdin.buffer, sys.argv[1]
+for name in json.loads(archive.readline()):
+    path = os.path.join(folder, name)
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        os.unlink(path)
+# The host made the archive, and trusts it; older Pythons have no parameter for that.
+trusted = {"filter": "fully_trusted"} if hasattr(tarfile, "data_filter") else {}
+with tarfile.open(fileobj=archive, mode="r|") as files:
+    files.extractall(folder, **trusted)
+"""
+"""Run in the container: removes the files that the first line of its input names, and unpacks the archive after it."""
 ALWAYS = {"timeout", "reset", "interrupt", "streaming"}
 ISOLATED = {"process_isolation", "container_isolation", "filesystem_isolation"}
 
@@ -212,6 +246,8 @@ class ContainerExecutor(WorkerExecutor):
     def __init__(self, config: ContainerConfig | None = None, *, handlers: dict[str, Handler] | None = None) -> None:
         super().__init__(handlers)
         self.config = settings_of(self, ContainerConfig, config)
+        self.containers: WarmPool[ContainerTransport] | None = None
+        """Where containers are started in advance; None is that each is started when it is needed."""
         self._user = user_of(self.config)
         self._copying = asyncio.Lock()
 
@@ -221,18 +257,21 @@ class ContainerExecutor(WorkerExecutor):
         config = self.config
         engine = await asyncio.to_thread(self._engine)
         await asyncio.to_thread(self._need, engine)
-        connection = WorkerConnection(ContainerTransport(engine), self.handlers)
         try:
-            async with asyncio.timeout(config.startup_timeout) as patience:
-                labels = {LABEL: uuid4().hex, "carrel.host": f"{os.uname().nodename}:{os.getpid()}"}
-                container = container_of(config, self._user, labels)
-                await connection.transport.create(container, host_of(config, counts_files=engine.counts_files), PROGRAM)
-                patience.reschedule(None)
+            async with asyncio.timeout(config.startup_timeout):
+                transport = await self._container(engine)
+        except TimeoutError:
+            raise SpawnFailed("start", None, f"it was not ready within {config.startup_timeout:g} s") from None
+        connection = WorkerConnection(transport, self.handlers)
+        try:
+            async with asyncio.timeout(None) as patience:
+                environment = environment_of(config, transport.facts["path"])
+                transport.configure(self._settings(), environment)
                 await self._make_packages(connection)
+                # The worker starts while the files are copied: it needs its packages, and no file of the workspace.
+                transport.start_worker()
                 await self._copy_workspace(connection)
                 patience.reschedule(asyncio.get_running_loop().time() + config.startup_timeout)
-                environment = environment_of(config, connection.transport.facts["path"])
-                connection.transport.start(self._settings(), environment)
                 await connection.wait_ready("start")
         except TimeoutError:
             await connection.close()
@@ -243,6 +282,25 @@ class ContainerExecutor(WorkerExecutor):
         if config.workspace is not None:
             await self._look_at_workspace(connection)
         return connection
+
+    async def _container(self, engine: Engine) -> ContainerTransport:
+        """A container of these settings, whose first process runs: from the pool, if there is one."""
+        host = host_of(self.config, counts_files=engine.counts_files)
+        container = container_of(self.config, self._user, {})
+
+        async def start() -> ContainerTransport:
+            transport = ContainerTransport(engine)
+            labels = {LABEL: uuid4().hex, "carrel.host": f"{os.uname().nodename}:{os.getpid()}"}
+            try:
+                await transport.create({**container, "labels": labels}, host, PROGRAM)
+            except BaseException:
+                await transport.close()
+                raise
+            return transport
+
+        if self.containers is None:
+            return await start()
+        return await self.containers.take(f"{container['image']} at {engine.where} {container} {host}", start)
 
     def _engine(self) -> Engine:
         return connect(self.config.remote_url or self.config.docker_host, self.config.auth_token)
@@ -268,8 +326,8 @@ class ContainerExecutor(WorkerExecutor):
             "packages": PACKAGES,
             "names": sorted(self.handlers),
             "errors": self.errors,
-            "frozen": config.frozen,
-            "frozen_ceiling": config.frozen_ceiling,
+            "snapshots": config.snapshots,
+            "max_snapshot_bytes": config.max_snapshot_bytes,
         }
 
     def supported_capabilities(self) -> set[str]:
@@ -292,20 +350,75 @@ class ContainerExecutor(WorkerExecutor):
         return found
 
     async def fork(self) -> Self:
-        raise await self._no_fork()
+        """Another container with the same files in the workspace; as variables cannot be copied, there must be none."""
+        if names := [variable.name for variable in await self.variables()]:
+            shown = ", ".join(names[:10]) + (" …" if len(names) > 10 else "")
+            raise ForkRefused(
+                f"the variables cannot be carried over: {shown}. No engine can copy a running container with its "
+                "processes; its files alone can be forked, after a reset, or use a SubprocessExecutor"
+            )
+        if self.config.workspace is not None and self.config.workspace_mode != "overlay":
+            raise ForkRefused(
+                "the files cannot be carried over: the workspace is the folder itself, not a copy of it; "
+                "use workspace_mode='overlay'"
+            )
+        fork, folder = self._twin(), temp_dirs.new_folder("fork")
+        try:
+            removed = await self._pack_changes(folder / "changes.tar")
+            await fork.start()
+            connection = fork._connection
+            assert connection is not None
+            await fork._unpack(connection, folder / "changes.tar", self.config.workspace_at, removed)
+            if self._packages is not None and fork._packages is not None:
+                await asyncio.to_thread(fork._packages.copy_from, self._packages)
+                await fork._copy_packages(connection)
+        except BaseException:
+            await fork.close()
+            raise
+        finally:
+            await asyncio.to_thread(temp_dirs.remove, folder)
+        fork.lost = self.lost
+        return fork
+
+    def _twin(self) -> Self:
+        twin = type(self)(self.config)
+        twin.handlers, twin.containers = dict(self.handlers), self.containers
+        return twin
+
+    async def _pack_changes(self, to: Path) -> list[str]:
+        """Pack the changed files of the workspace as a tar archive; return the removed ones."""
+        removed = []
+        uid, gid = self._numbers()
+        now = tree_of(await list_entries(await self._command_client("agent"), ".", recursive=True))
+        with tarfile.open(to, "w") as archive:
+            for change in await self.changed_files():
+                if change.kind == "deleted":
+                    removed.append(change.path)
+                    continue
+                entry = tarfile.TarInfo(change.path)
+                entry.uid, entry.gid = uid, gid
+                seen = now.get(change.path)
+                if seen is not None and seen.kind == "link":
+                    entry.type, entry.linkname = tarfile.SYMTYPE, seen.target
+                    archive.addfile(entry)
+                else:
+                    about, content = await self.stat(change.path), await self.read_file(change.path)
+                    entry.mode, entry.mtime, entry.size = about.mode & 0o777, int(about.mtime), len(content)
+                    archive.addfile(entry, io.BytesIO(content))
+        return removed
 
     async def checkpoint(self) -> ExecutorCheckpoint:
-        raise await self._no_fork()
+        raise await self._no_checkpoint()
 
     async def rewind(self, to: ExecutorCheckpoint, then: Callable[[], Awaitable[None]] | None = None) -> None:
-        raise await self._no_fork()
+        raise await self._no_checkpoint()
 
-    async def _no_fork(self) -> ForkRefused:
+    async def _no_checkpoint(self) -> ForkRefused:
         async with self._turn:
             await self._started()
         return ForkRefused(
-            "a live fork is not possible here: no engine can copy a running container with its processes; "
-            "use a SubprocessExecutor to be able to fork"
+            "a container cannot be rewound: no engine can copy a running one with its processes; "
+            "use a SubprocessExecutor to be able to rewind"
         )
 
     # --- files ------------------------------------------------------------------------------------------------------
@@ -318,7 +431,7 @@ class ContainerExecutor(WorkerExecutor):
         folder = temp_dirs.new_folder("workspace")
         try:
             await asyncio.to_thread(_pack, given, folder / "workspace.tar", self._numbers())
-            await connection.transport.unpack(folder / "workspace.tar", self.config.workspace_at)
+            await self._unpack(connection, folder / "workspace.tar", self.config.workspace_at)
         finally:
             await asyncio.to_thread(temp_dirs.remove, folder)
 
@@ -328,14 +441,35 @@ class ContainerExecutor(WorkerExecutor):
         assert given is not None
         if mode == "overlay":
             entries = await list_entries(await connection.commands.get("agent"), ".", recursive=True)
-            self._before = file_changes.Copied(given, tree_of(entries))
-        elif isinstance(self._before, file_changes.Empty):
-            kind = file_changes.Remembered if mode == "rw" else file_changes.Folder
-            self._before = await asyncio.to_thread(kind, given)
+            self._before = file_changes.unchanged_folder(given, tree_of(entries))
+        elif self._before is ContainerExecutor._before:
+            look = file_changes.remembered_folder if mode == "rw" else file_changes.unchanged_folder
+            self._before = await asyncio.to_thread(look, given)
 
     def _numbers(self) -> tuple[int, int]:
         uid, _, gid = self._user.partition(":")
         return int(uid), int(gid)
+
+    async def _unpack(
+        self, connection: ContainerConnection, archive: Path, at: str, remove: Sequence[str] = ()
+    ) -> None:
+        """Unpack a tar archive in the container; the paths `remove` are removed first."""
+        output = CommandOutput(_MOST_OUTPUT)
+        command = [connection.transport.facts["python"], "-I", "-c", _UNPACK, at]
+        try:
+            client = await connection.commands.get("agent")
+            request = client.begin({"op": "command", "command": command, "stdin": True}, on_piece=output.add)
+            try:
+                await request.send_input(json.dumps(list(remove)).encode("ascii") + b"\n", last=False)
+                with open(archive, "rb") as file:
+                    await request.send_input(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                result = output.result(await asyncio.shield(request.answer))
+            finally:
+                request.cancel()
+        except (CommandServerGone, WorkerDied):
+            raise SpawnFailed("copy files into the container", None, "the container ended") from None
+        if not result.success:
+            raise SpawnFailed("copy files into the container", None, (result.output.splitlines() or ["?"])[-1])
 
     # --- packages ---------------------------------------------------------------------------------------------------
 
@@ -362,7 +496,7 @@ class ContainerExecutor(WorkerExecutor):
             try:
                 archive = folder / "packages.tar"
                 gone, now = await asyncio.to_thread(packages.changes, archive, self._numbers())
-                await connection.transport.unpack(archive, PACKAGES, gone)
+                await self._unpack(connection, archive, PACKAGES, gone)
                 packages.set_copied(now)
             finally:
                 await asyncio.to_thread(temp_dirs.remove, folder)

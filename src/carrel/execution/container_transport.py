@@ -25,7 +25,6 @@ from carrel.execution.docker_engine import Engine
 from carrel.execution.results import Ending, WorkerDied, ending_of
 from carrel.guest.channel import MAX_RECORD, ChannelError
 from carrel.guest.worker.container_init import (
-    ARCHIVE,
     COMMANDS,
     CONTROL,
     FRESH,
@@ -47,18 +46,15 @@ _MAX_STDERR = 4000
 
 
 class ContainerTransport:
-    """See `Transport`. `create` makes the container, `start` starts its worker."""
-
-    listener: TransportListener
+    """See `Transport`. `create` makes the container, then `configure` and `start_worker` start its worker."""
 
     def __init__(self, engine: Engine) -> None:
+        self.listener: TransportListener = _NoListener()
         self._loop = asyncio.get_running_loop()
         self._engine = engine
         self._container = ""
         self._stream: ContainerStream | None = None
         self._begun: asyncio.Future[Record] = self._loop.create_future()
-        self._unpacked: asyncio.Future[int] | None = None
-        self._unpacking = asyncio.Lock()
         self._worker_alive = False
         self._starts = 0
         """How many workers have been started or restored."""
@@ -99,9 +95,9 @@ class ContainerTransport:
         except WorkerDied as problem:
             raise SpawnFailed("start the worker's program", None, str(problem)) from None
 
-    def start(self, settings: dict[str, Any], environment: dict[str, str]) -> None:
-        """Start the worker; the files have been copied before."""
-        self._start_worker({"op": "start", "settings": settings, "environment": environment})
+    def configure(self, settings: dict[str, Any], environment: dict[str, str]) -> None:
+        """Set what every worker and command server starts with."""
+        self._control({"op": "configure", "settings": settings, "environment": environment})
 
     def _start_worker(self, request: Record) -> None:
         if not self.alive:
@@ -109,25 +105,6 @@ class ContainerTransport:
         self._worker_alive = True
         self._starts += 1
         self._control(request)
-
-    async def unpack(self, archive: Path, at: str, remove: Sequence[str] = ()) -> None:
-        """Unpack a tar archive in the container; the paths `remove` are removed first."""
-        async with self._unpacking:
-            self._unpacked = self._loop.create_future()
-            if self._stream is None or self._stream.closed:
-                raise SpawnFailed("copy files into the container", None, self._broken or "the container ended")
-            self._control({"op": "unpack", "at": at, "remove": list(remove)})
-            with open(archive, "rb") as file:
-                while piece := await asyncio.to_thread(file.read, 1 << 20):
-                    self._stream.send(ARCHIVE, piece)
-                    await self._stream.drain()
-            self._stream.send(ARCHIVE, b"")
-            status = await self._unpacked
-            if status != 0:
-                written = self._stream.stderr.decode("utf-8", "replace").strip().splitlines()
-                raise SpawnFailed(
-                    "copy files into the container", None, written[-1] if written else "the container ended"
-                )
 
     def _control(self, record: Record) -> None:
         if self._stream is not None:
@@ -171,7 +148,7 @@ class ContainerTransport:
             self._stream_broke("the container, or the engine, does not answer")
 
     def continue_stopped(self, servers: Sequence[CommandClient], *, kill: bool) -> None:
-        self._control({"op": "tend", "end": kill})
+        self._control({"op": "continue", "end": kill})
 
     # --- output -----------------------------------------------------------------------------------------------------
 
@@ -250,8 +227,6 @@ class ContainerTransport:
                     self._serving.set_result(None)
             case "server_ended" if self._server is not None:
                 self._server.close()
-            case "unpacked" if self._unpacked is not None and not self._unpacked.done():
-                self._unpacked.set_result(int(record.get("status") or 0))
 
     def _worker_exited(self, record: Record) -> None:
         self._worker_alive = False
@@ -276,8 +251,6 @@ class ContainerTransport:
         for waiting in (self._begun, self._serving):
             if waiting is not None and not waiting.done():
                 fail(waiting, WorkerDied(reason))
-        if self._unpacked is not None and not self._unpacked.done():
-            self._unpacked.set_result(1)
         if self._server is not None:
             self._server.close()
 
@@ -303,7 +276,7 @@ class ContainerTransport:
 
     def restore_snapshot(self) -> None:
         self._snapshot = False
-        self._start_worker({"op": "wake"})
+        self._start_worker({"op": "restore"})
 
     def abandon_worker(self) -> None:
         """The first process ends it when it starts another."""
@@ -311,8 +284,8 @@ class ContainerTransport:
     async def wait_for_worker_end(self) -> bool:
         return self.alive
 
-    def restart_worker(self) -> None:
-        self._start_worker({"op": "again"})
+    def start_worker(self) -> None:
+        self._start_worker({"op": "start"})
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -324,6 +297,15 @@ class ContainerTransport:
         self._fail_waiting("the session was closed")
         if self._container:
             await asyncio.to_thread(self._engine.remove, self._container)
+
+
+class _NoListener:
+    """Ignores that a container ends before a session uses it."""
+
+    def on_record(self, record: Record, fds: list[int], length: int) -> None: ...
+    def on_end(self, reason: str, *, broken: bool = False) -> None: ...
+    def on_servers_lost(self) -> None: ...
+    def kill(self, reason: str = "") -> None: ...
 
 
 class _CommandStream:
@@ -349,8 +331,6 @@ class ContainerStream(asyncio.Protocol):
         self.stderr = b""
         """The end of what the first process wrote to standard error: nothing, unless something failed."""
         self.closed = False
-        self._may_write = asyncio.Event()
-        self._may_write.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -394,16 +374,6 @@ class ContainerStream(asyncio.Protocol):
         if self._transport is not None and not self.closed:
             self._transport.write(HEAD.pack(channel, len(content)) + content)
 
-    def pause_writing(self) -> None:
-        self._may_write.clear()
-
-    def resume_writing(self) -> None:
-        self._may_write.set()
-
-    async def drain(self) -> None:
-        """Wait until most of what was sent has been written, or the stream has ended."""
-        await self._may_write.wait()
-
     def _end(self, reason: str) -> None:
         if not self.closed:
             self.close()
@@ -413,7 +383,6 @@ class ContainerStream(asyncio.Protocol):
     def close(self) -> None:
         """Close it; `on_end` is not called any more."""
         self.closed = True
-        self._may_write.set()
         if self._transport is not None:
             self._transport.abort()
 

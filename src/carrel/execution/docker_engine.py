@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import io
 import os
+import re
 import select
 import shutil
 import socket
@@ -18,14 +19,15 @@ import sysconfig
 import tarfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from carrel.errors import SandboxUnavailable
+from carrel.errors import EnvironmentFailed, SandboxUnavailable
 from carrel.execution.connection import SpawnFailed
+from carrel.text import readable_size
 
 LABEL = "carrel.session"
 """The label of every container that carrel creates."""
@@ -34,6 +36,10 @@ ANSWER = 60
 UNUSED = 600
 """Seconds after which a container that was created and never started counts as abandoned."""
 _GONE = 10.0
+_MAX_OUTPUT = 2000
+"""Characters of the output of a failed build that its error shows."""
+OnStep = Callable[[str], None]
+"""Gets a line for each step of something that takes long."""
 _ENVIRONMENT = ("DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")
 
 
@@ -64,12 +70,16 @@ def _connect(address: str | None, token: str | None, environment: tuple[str | No
         engine = Engine(api, where)
         engine.info()
     except (docker.errors.DockerException, OSError, ValueError) as problem:
-        raise SandboxUnavailable(
-            f"no container engine answers at {where}: {_explanation(problem)}. Start Docker or Podman there, or name "
-            "another with docker_host or DOCKER_HOST"
-        ) from None
+        raise _unreachable(where, problem) from None
     engine.sweep()
     return engine
+
+
+def _unreachable(where: str, problem: BaseException) -> SandboxUnavailable:
+    return SandboxUnavailable(
+        f"no container engine answers at {where}: {_explanation(problem)}. Start Docker or Podman there, or name "
+        "another with docker_host or DOCKER_HOST"
+    )
 
 
 class Engine:
@@ -99,29 +109,75 @@ class Engine:
 
     # --- images -----------------------------------------------------------------------------------------------------
 
-    def need_image(self, name: str, otherwise: str) -> None:
-        """Pull an image if the engine does not have it; SandboxUnavailable ends with the advice `otherwise`."""
+    def find_image(self, name: str) -> dict[str, Any] | None:
+        """What the engine knows of an image: its Id, Size, Config and more; None if it does not have it."""
         import docker  # noqa: PLC0415
 
         try:
-            self._api.inspect_image(name)
-            return
+            return dict(self._api.inspect_image(name))
         except docker.errors.ImageNotFound:
-            pass  # pulled below
-        except (docker.errors.DockerException, OSError) as problem:
+            return None
+        except docker.errors.DockerException as problem:
             raise SandboxUnavailable(
                 f"the engine at {self.where} cannot inspect the image {name}: {_explanation(problem)}"
             ) from None
+        except OSError as problem:
+            raise _unreachable(self.where, problem) from None
+
+    def need_image(self, name: str, otherwise: str) -> None:
+        """Pull an image if the engine does not have it; SandboxUnavailable ends with the advice `otherwise`."""
+        if self.find_image(name) is None:
+            self.pull(name, otherwise)
+
+    def pull(self, name: str, otherwise: str, on_step: OnStep | None = None) -> None:
+        """Pull an image, also if there is one of this name; SandboxUnavailable ends with the advice `otherwise`."""
+        import docker  # noqa: PLC0415
+
+        got: dict[str, int] = {}
         try:
             tagged = name if "@" in name or ":" in name.rpartition("/")[2] else f"{name}:latest"
             for step in self._api.pull(tagged, stream=True, decode=True):
                 if "error" in step:
                     raise docker.errors.DockerException(step["error"])
+                if step.get("status") == "Downloading" and on_step is not None:
+                    got[step.get("id", "")] = int((step.get("progressDetail") or {}).get("current") or 0)
+                    on_step(f"pulled {readable_size(sum(got.values()))}")
         except (docker.errors.DockerException, OSError) as problem:
             raise SandboxUnavailable(
                 f"the image {name} is not on the engine at {self.where}, and could not be pulled: "
                 f"{_explanation(problem)}. {otherwise}"
             ) from None
+
+    def build_image(self, dockerfile: Path, context: Path, name: str, *, timeout: float, on_step: OnStep) -> None:
+        """Build an image; EnvironmentFailed has the end of the build's output. `timeout` is for each of its steps."""
+        import docker  # noqa: PLC0415
+
+        output, problem = "", ""
+        inside = os.path.relpath(dockerfile, context)
+        try:
+            steps = self._api.build(
+                path=str(context),
+                dockerfile=str(dockerfile) if inside.startswith("..") else inside,
+                tag=name,
+                rm=True,
+                forcerm=True,
+                decode=True,
+                timeout=timeout,
+                use_config_proxy=False,
+                labels={LABEL: "build"},
+            )
+            for step in steps:
+                problem = problem or str(step.get("error", "")).strip()
+                line = str(step.get("stream", ""))
+                output = (output + line)[-_MAX_OUTPUT:]
+                if re.match(r"(?i)(\[\d+/\d+\] )?step \d+/\d+", line):
+                    on_step(line.strip())
+        except (docker.errors.DockerException, OSError, TypeError) as failure:
+            problem = _explanation(failure)
+        if not problem and self.find_image(name) is None:
+            problem = "the engine ended the build without an image"
+        if problem:
+            raise EnvironmentFailed(f"no image could be built from {dockerfile}: {problem}\n{output}".rstrip())
 
     def image_id(self, name: str) -> str:
         """The digest of an image that the engine has."""
@@ -130,12 +186,21 @@ class Engine:
 
     def read_folder(self, image: str, folder: str, to: BinaryIO) -> None:
         """Write a folder of an image as a tar archive; nothing of the image is run."""
+        import docker  # noqa: PLC0415
+
         with _explained(f"read {folder} of the image {image}"):
             made = self._api.create_container(image, ["/"], labels={LABEL: "read"}, use_config_proxy=False)
         try:
             with _explained(f"read {folder} of the image {image}"):
                 for piece in self._api.get_archive(made["Id"], folder)[0]:
                     to.write(piece)
+        except SpawnFailed as problem:
+            if isinstance(problem.__context__, docker.errors.NotFound):
+                raise EnvironmentFailed(
+                    f"the image {image} has no folder {folder}, the workdir of a sample without files of its own; "
+                    "name another as environment.workdir"
+                ) from None
+            raise
         finally:
             self.remove(str(made["Id"]))
 
@@ -214,8 +279,9 @@ class Engine:
         """Remove the containers of killed hosts: those that were never started, or were not removed at their end."""
         import docker  # noqa: PLC0415
 
-        wanted = {"label": label, "status": ["created", "exited", "dead"]}
         try:
+            # Podman knows no state `dead`, and refuses the whole question.
+            wanted = {"label": label, "status": ["created", "exited", *(["dead"] if self.counts_files else [])]}
             found = self._api.containers(all=True, filters=wanted)
             for container in found:
                 if time.time() - _made_at(container["Created"]) > unused:

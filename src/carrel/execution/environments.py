@@ -7,23 +7,23 @@ import contextlib
 import fcntl
 import functools
 import hashlib
-import importlib.metadata
 import importlib.util
 import json
 import os
 import re
 import shutil
-import signal
 import site
 import sys
 import sysconfig
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from carrel.errors import ConfigurationError, EnvironmentFailed
 from carrel.execution import temp_dirs
+from carrel.processes import run_on_host
 
 READY = "carrel-ready.json"
 _FACTS = """
@@ -43,8 +43,6 @@ class Environment:
     python: str
     folders: tuple[str, ...]
     packages: tuple[str, ...] = ()
-    venv: Path | None = None
-    """The virtualenv of this base or session; None where others use the same one, or it is the host's."""
     own: Path | None = None
     """A folder that only one session has, to be removed with it."""
 
@@ -67,24 +65,29 @@ def _folders(named: list[str], python: str) -> tuple[str, ...]:
 async def shared_environment(home: Path, version: str | None, words: Sequence[str], name: str) -> Environment:
     """With packages that were fixed before it was made, for all sessions that want the same ones; none is added to it.
 
-    `words` are the arguments for uv, and `name` says what they come to."""
+    `words` are the arguments for uv, and `name` says what they come to. It is a link to a folder that is made under
+    another name each time: when a process is killed while it makes one, its uv may go on writing there for a while."""
     wanted = json.dumps([version or sys.executable, sys.version_info[:2], name])
-    folder = home.absolute() / "environments" / hashlib.sha256(wanted.encode()).hexdigest()[:16]
-    made = await _kept(folder, version, words)
-    return Environment(made.python, made.folders, made.packages)
+    link = home.absolute() / "environments" / f"python-{hashlib.sha256(wanted.encode()).hexdigest()[:16]}"
+    found = _ready_behind(link)
+    if found is not None:
+        return found
+    _make_parent(link)
+    async with locked(link.with_name(f"{link.name}.lock")):
+        found = _ready_behind(link)
+        if found is None:
+            link.unlink(missing_ok=True)
+            for left in link.parent.glob(f"{link.name}-*"):
+                with contextlib.suppress(OSError):  # such a uv still writes there: the next one removes it
+                    temp_dirs.remove(left)
+            folder = link.with_name(f"{link.name}-{uuid.uuid4().hex[:8]}")
+            found = await _make(folder, version, words)
+            link.symlink_to(folder.name)
+        return found
 
 
-async def environment_of_base(base: Path, version: str | None) -> Environment:
-    """The one virtualenv of a base and a version of Python."""
-    wanted = version or f"{sys.version_info[0]}.{sys.version_info[1]}"
-    plain = re.fullmatch(r"\w[\w.]{0,30}", wanted) is not None
-    name = wanted if plain else hashlib.sha256(wanted.encode()).hexdigest()[:16]
-    return await _kept(base.absolute() / "environments" / f"python-{name}", version)
-
-
-def has_environment(base: Path) -> bool:
-    """Return whether the base has a virtualenv for this version of Python."""
-    return (base.absolute() / "environments" / f"python-{sys.version_info[0]}.{sys.version_info[1]}" / READY).exists()
+def _ready_behind(link: Path) -> Environment | None:
+    return _ready(link.with_name(os.readlink(link))) if link.is_symlink() else None
 
 
 async def environment_at(folder: Path, version: str | None) -> Environment:
@@ -95,7 +98,10 @@ async def environment_at(folder: Path, version: str | None) -> Environment:
         if not os.access(folder / "bin" / "python", os.X_OK) or not (folder / "pyvenv.cfg").exists():
             raise ConfigurationError(f"venv_path is {folder}, which is neither empty nor a virtualenv; name another")
         found = await _marked(folder)
-    found = found or await _kept(folder, version)
+    if found is None:
+        _make_parent(folder)
+        async with locked(folder.with_name(f"{folder.name}.lock")):
+            found = _ready(folder) or await _make(folder, version)
     if version is not None and re.fullmatch(r"[\d.]+", version):
         has = json.loads((folder / READY).read_text(encoding="utf-8")).get("version", [])
         if has[: version.count(".") + 1] != [int(part) for part in version.split(".") if part]:
@@ -104,27 +110,21 @@ async def environment_at(folder: Path, version: str | None) -> Environment:
     return found
 
 
-async def own_environment(version: str | None) -> Environment:
+async def own_environment(version: str | None, words: Sequence[str]) -> Environment:
     """A virtualenv for one session, thrown away with it."""
     folder = temp_dirs.new_folder("environment")
     try:
-        made = await _make(folder / "venv", version)
+        return replace(await _make(folder / "venv", version, words), own=folder)
     except BaseException:
         temp_dirs.remove(folder)
         raise
-    return Environment(made.python, made.folders, made.packages, made.venv, folder)
 
 
-async def _kept(folder: Path, version: str | None, words: Sequence[str] = ()) -> Environment:
-    found = _ready(folder)
-    if found is not None:
-        return found
+def _make_parent(folder: Path) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise EnvironmentFailed(f"no virtualenv can be kept in {folder.parent}: {problem.strerror}") from None
-    async with locked(folder.with_name(f"{folder.name}.lock")):
-        return _ready(folder) or await _make(folder, version, words)
 
 
 def _ready(folder: Path) -> Environment | None:
@@ -134,7 +134,7 @@ def _ready(folder: Path) -> Environment | None:
         python = str(folder / "bin" / "python")
         if facts["folders"][0] != str(folder) or not os.access(python, os.X_OK):
             return None
-        return Environment(python, tuple(facts["folders"]), tuple(facts["packages"]), folder)
+        return Environment(python, tuple(facts["folders"]), tuple(facts["packages"]))
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None
 
@@ -192,7 +192,7 @@ async def _marked(folder: Path) -> Environment:
     mark = folder / f"{READY}.new"
     mark.write_text(json.dumps(facts), encoding="utf-8")
     mark.replace(folder / READY)
-    return Environment(python, tuple(facts["folders"]), tuple(facts["packages"]), folder)
+    return Environment(python, tuple(facts["folders"]), tuple(facts["packages"]))
 
 
 _MOST_SAID = 2000
@@ -300,7 +300,9 @@ async def uninstall(python: str, target: Path, names: Sequence[str]) -> None:
 
 def _remove_packages(target: Path, names: set[str]) -> None:
     """Remove the files that the RECORDs of these packages list: pip cannot uninstall from a target folder."""
-    for package in importlib.metadata.distributions(path=[str(target)]):
+    from importlib.metadata import distributions  # noqa: PLC0415 -- slow to load, and needed without uv only
+
+    for package in distributions(path=[str(target)]):
         if normal_name(package.metadata["Name"]) not in names:
             continue
         for file in package.files or ():
@@ -354,32 +356,15 @@ def network_advice(printed: str) -> str:
 
 async def output(command: list[str], folder: str | None = None, longest: float = _LONGEST) -> bytes:
     """What a program prints; a caller that is cancelled takes it with him, and what it has started."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        cwd=folder,
-        env=_environment(),
-        start_new_session=True,
-    )
-    try:
-        async with asyncio.timeout(longest):
-            out, errors = await process.communicate()
-    except BaseException as problem:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what is built from source may hang, and not uv itself
-        await process.wait()
-        if isinstance(problem, TimeoutError):
-            raise EnvironmentFailed(
-                f"{os.path.basename(command[0])} did not end within {longest / 60:g} minutes and was given up"
-            ) from None
-        raise
-    if process.returncode != 0:
-        output = errors.decode("utf-8", "replace").strip() or out.decode("utf-8", "replace").strip()
-        words = [os.path.basename(command[0]), *(word for word in command[1:4] if word.isalpha())]
-        raise EnvironmentFailed(f"{' '.join(words)} failed: {output[-_MOST_SAID:]}")
-    return out
+    name = os.path.basename(command[0])
+    done = await run_on_host(command, cwd=folder, env=_environment(), timeout=longest)
+    if done.timed_out:
+        raise EnvironmentFailed(f"{name} did not end within {longest / 60:g} minutes and was given up")
+    if done.exit_code != 0:
+        printed = done.stderr.strip() or done.stdout.decode("utf-8", "replace").strip()
+        words = [name, *(word for word in command[1:4] if word.isalpha())]
+        raise EnvironmentFailed(f"{' '.join(words)} failed: {printed[-_MOST_SAID:]}")
+    return done.stdout
 
 
 def _environment() -> dict[str, str]:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from carrel.text import html_table
@@ -281,8 +282,8 @@ class BasicExecutor(Protocol):
     async def move(self, path: FilePath, to: FilePath) -> None:
         """Rename to exactly this path; a file there is replaced."""
 
-    async def realpath(self, path: FilePath) -> str:
-        """Return the absolute path without links; FileNotFoundError if it does not exist."""
+    async def realpath(self, path: FilePath, *, strict: bool = True) -> str:
+        """Return the absolute path without links; FileNotFoundError if it does not exist, unless `strict` is False."""
 
     async def str_replace(self, path: FilePath, old: str, new: str) -> None:
         """Replace the only occurrence of `old`; ValueError with their number if it is not exactly one."""
@@ -324,6 +325,21 @@ class BasicExecutor(Protocol):
 
     def supported_capabilities(self) -> set[str]:
         """Return the capabilities that are active on this machine now."""
+
+
+@runtime_checkable
+class KeepsState(Protocol):
+    """An executor whose files and variables can be kept in a folder, for another one that continues."""
+
+    def keep_state(self, folder: Path) -> None:
+        """Keep the state in this folder; before the start. The files are there after the start."""
+
+    async def save(self, *, may_block: bool = True) -> SavedVariables:
+        """Save the variables; StateNotSaved leaves those that were saved before. With `may_block` code may have to
+        wait until they are written."""
+
+    async def load(self) -> SavedVariables | None:
+        """Load the variables that were saved, once, before the first run; None where none were."""
 
 
 @runtime_checkable

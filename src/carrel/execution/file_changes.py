@@ -8,9 +8,8 @@ import hashlib
 import os
 import stat
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 from carrel.execution.executor import FileChange
 
@@ -44,81 +43,41 @@ class Seen:
 Tree = dict[str, Seen]
 
 
-class Before(Protocol):
-    """The workspace as it was."""
+@dataclass(frozen=True)
+class Before:
+    """The workspace as it was at the start; by default empty."""
 
-    def tree(self) -> Tree:
-        """Every file and link, by its path."""
-
-    def read(self, path: str) -> bytes | None:
-        """A file's content, or None where it was not remembered."""
-
-
-class Empty:
-    """A workspace that began with nothing in it."""
-
-    def tree(self) -> Tree:
-        return {}
-
-    def read(self, path: str) -> bytes | None:
-        return None
+    tree: Callable[[], Tree] = dict
+    """Returns every file and link, by its path."""
+    read: Callable[[str], bytes | None] = lambda path: None
+    """Returns a file's content, or None where it was not remembered."""
 
 
-class Folder:
-    """A folder that the session cannot change."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def tree(self) -> Tree:
-        return seen_below(self._path)
-
-    def read(self, path: str) -> bytes | None:
-        return read_plain(self._path / path)
+def unchanged_folder(path: Path, tree: Tree | None = None) -> Before:
+    """A folder that the session cannot change; `tree` is the list of a copy, where the session works on one."""
+    return Before(lambda: seen_below(path) if tree is None else tree, lambda name: read_plain(path / name))
 
 
-class Part(Folder):
+def unchanged_files(path: Path, names: Collection[str]) -> Before:
     """Only some of the files of a folder that the session cannot change: all others are as they were."""
 
-    def __init__(self, path: Path, names: Collection[str]) -> None:
-        super().__init__(path)
-        self._names = names
-
-    def tree(self) -> Tree:
-        found = {name: seen_at(self._path, name) for name in self._names}
+    def tree() -> Tree:
+        found = {name: seen_at(path, name) for name in names}
         return {name: seen for name, seen in found.items() if seen is not None}
 
-
-class Copied(Folder):
-    """A folder that the session has a copy of: the list is of the copy as it was made, the content the folder's."""
-
-    def __init__(self, path: Path, copy: Tree) -> None:
-        super().__init__(path)
-        self._copy = copy
-
-    def tree(self) -> Tree:
-        return self._copy
+    return replace(unchanged_folder(path), tree=tree)
 
 
-class Remembered:
+def remembered_folder(path: Path) -> Before:
     """A folder that the session does change: a list of it, and the content of what is not too large."""
-
-    def __init__(self, path: Path) -> None:
-        self._tree = seen_below(path)
-        self._content: dict[str, bytes] = {}
-        left = KEPT_IN_ALL
-        for name, seen in self._tree.items():
-            if seen.kind == "file" and seen.size <= min(LONGEST, left):
-                content = read_plain(path / name)
-                if content is not None:
-                    self._content[name] = content
-                    left -= len(content)
-
-    def tree(self) -> Tree:
-        return self._tree
-
-    def read(self, path: str) -> bytes | None:
-        return self._content.get(path)
+    tree, content, left = seen_below(path), {}, KEPT_IN_ALL
+    for name, seen in tree.items():
+        if seen.kind == "file" and seen.size <= min(LONGEST, left):
+            data = read_plain(path / name)
+            if data is not None:
+                content[name] = data
+                left -= len(data)
+    return Before(lambda: tree, content.get)
 
 
 def seen_below(folder: Path) -> Tree:
@@ -196,7 +155,7 @@ async def unified(before: Before, now: Tree, read: Reader) -> str:
     """The changes as a diff that `git apply` and `patch -p1` take.
 
     What is no UTF-8 text, or is too long, is only named. That stands at the beginning, where both tools pass over it:
-    after a header it would be taken for a part of that file's change.
+    after a header it would be taken for a part of that file's change. Bytecode that Python has added is left out.
     """
     was = before.tree()
     named, parts = [], []
@@ -206,6 +165,8 @@ async def unified(before: Before, now: Tree, read: Reader) -> str:
         contents = _old_content(before, path, old), await _new_content(path, new, read)
         texts = _text(contents[0]), _text(contents[1])
         if texts[0] is None or texts[1] is None:
+            if old is None and path.endswith(".pyc") and "__pycache__/" in path:
+                continue
             if old is None or new is None or contents[0] is None or contents[0] != contents[1]:
                 names = _named("a/", path, old), _named("b/", path, new)
                 named.append(f"Binary files {names[0]} and {names[1]} differ\n")

@@ -34,11 +34,12 @@ from carrel.execution.executor import (
     ExecutorCheckpoint,
     Handler,
     Output,
+    SavedVariables,
     Variable,
     current_call,
 )
 from carrel.execution.host_calls import error_record, handler_for, whole
-from carrel.execution.output import BoundedOutput, Streaming, streamed
+from carrel.execution.output import Streaming, streamed
 from carrel.execution.packages import Packages, in_process_packages
 from carrel.execution.results import (
     LIST_VARIABLES,
@@ -56,8 +57,10 @@ from carrel.guest.worker import values
 from carrel.guest.worker.command_server import CommandServer
 from carrel.guest.worker.host_calls import encode_arguments, error_from_record
 from carrel.guest.worker.namespaces import namespaces
+from carrel.processes import BoundedOutput
 
 _ONE_PROCESS = "code that runs in the host's own process cannot be forked apart from it; use a subprocess"
+_NOT_SAVED = "the code ran in the host's own process, which never unpickles; a subprocess can keep variables"
 _INTERRUPT_CHECK = 0.02
 """Seconds between two checks for an interrupt, while code waits for the host."""
 
@@ -78,6 +81,7 @@ class InProcessExecutor(CommandsAndFiles):
         self._thread: CodeThread | None = None
         self._home = Path()
         self._own_home: Path | None = None
+        self._state_path: Path | None = None
         self._answer: asyncio.Future[Record] | None = None
         self._timer: RunTimer | None = None
         self._stdout: BoundedOutput | None = None
@@ -103,9 +107,12 @@ class InProcessExecutor(CommandsAndFiles):
             self._loop = asyncio.get_running_loop()
             if self.config.workspace is not None:
                 self._home = Path(self.config.workspace).absolute()
-                self._before = await asyncio.to_thread(file_changes.Remembered, self._home)
+                self._before = await asyncio.to_thread(file_changes.remembered_folder, self._home)
                 if self._closed:
                     raise ExecutorClosed("this executor was closed while it started")
+            elif self._state_path is not None:
+                self._home = self._state_path / "files"
+                self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
             else:
                 self._home = self._own_home = temp_dirs.new_folder("workspace")
             use_streams()
@@ -125,6 +132,17 @@ class InProcessExecutor(CommandsAndFiles):
                 self._packages = await in_process_packages(self.config)
                 add_import_folder(str(self._packages.added))
             return self._packages
+
+    def keep_state(self, folder: Path) -> None:
+        """Keep the workspace in this folder, if it is not a given one."""
+        self._state_path = folder
+
+    async def save(self, *, may_block: bool = True) -> SavedVariables:
+        """Save nothing, and say why."""
+        return SavedVariables(missing={"*": _NOT_SAVED})
+
+    async def load(self) -> SavedVariables | None:
+        return SavedVariables(missing={"*": _NOT_SAVED})
 
     def _new_thread(self) -> CodeThread:
         names = sorted(self.handlers)

@@ -149,7 +149,7 @@ class LocalTransport:
         spare = [self._snapshot[2]] if self._snapshot is not None else []
         self.init.wake_up()
         for process in processes:
-            self.init.send({"op": "tend", "worker": process, "spare": spare, "end": kill})
+            self.init.send({"op": "continue", "worker": process, "spare": spare, "end": kill})
 
     # --- output -----------------------------------------------------------------------------------------------------
 
@@ -299,7 +299,7 @@ class LocalTransport:
         self._channel = self._new_channel(channel)
         self._watch_worker(pidfd, pid)
         self.signal(signal.SIGCONT)  # It may have been stopped together with the worker.
-        self._channel.send({"op": "wake"})
+        self._channel.send({"op": "restore"})
 
     def abandon_worker(self) -> None:
         # Its channel is not read any more: to see it end later would be to see the session end.
@@ -315,7 +315,7 @@ class LocalTransport:
                     await self._worker_ended.wait()
         return self.alive
 
-    def restart_worker(self) -> None:
+    def start_worker(self) -> None:
         assert self.init is not None
         channel, theirs = socket.socketpair()
         for pipe in (self.stdout, self.stderr):
@@ -323,7 +323,7 @@ class LocalTransport:
         self.stdout, self.stderr = OutputPipe(), OutputPipe()
         self._channel = self._new_channel(channel)
         self._forget_worker()
-        self.init.send({"op": "again"}, [theirs.fileno(), self.stdout.write_end, self.stderr.write_end])
+        self.init.send({"op": "restart"}, [theirs.fileno(), self.stdout.write_end, self.stderr.write_end])
         theirs.close()
         self._close_write_ends()
 

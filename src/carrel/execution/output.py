@@ -17,72 +17,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from carrel.execution.executor import ExecutionResult, Output
-
-LIMIT = 10 * 1024 * 1024
-
-
-class BoundedOutput:
-    """Takes bytes of any amount in flat memory, and gives a text of at most about `limit` bytes."""
-
-    def __init__(self, limit: int = LIMIT) -> None:
-        self._head_room = max(limit // 2, 1)
-        self._tail_room = max(limit - self._head_room, 1)
-        self._head = bytearray()
-        self._tail: deque[bytes] = deque()
-        self._tail_size = 0
-        self.total = 0
-
-    def add(self, data: bytes) -> None:
-        self.total += len(data)
-        room = self._head_room - len(self._head)
-        if room > 0:
-            self._head += data[:room]
-            data = data[room:]
-        if not data:
-            return
-        self._tail.append(data)
-        self._tail_size += len(data)
-        # Whole pieces are dropped while the rest fills the room; the last cut is made when the text is wanted.
-        while self._tail_size - len(self._tail[0]) >= self._tail_room:
-            self._tail_size -= len(self._tail.popleft())
-
-    def is_cut(self) -> bool:
-        """Whether something is left out."""
-        return self.total > self._head_room + self._tail_room
-
-    def text(self) -> str:
-        return self.content().decode("utf-8", "replace") if self.total else ""
-
-    def content(self) -> bytes:
-        """The bytes, with a mark at the gap. No character of UTF-8 is cut in two there."""
-        tail = b"".join(self._tail)
-        if not self.is_cut():
-            return bytes(self._head) + tail
-        tail = tail[-self._tail_room :]
-        head = bytes(self._head[: _last_boundary(self._head)])
-        tail = tail[_first_boundary(tail) :]
-        left_out = self.total - len(head) - len(tail)
-        return head + f"\n[… {left_out:,} bytes left out …]\n".encode() + tail
-
-
-def _first_boundary(data: bytes) -> int:
-    """Where the first whole character of UTF-8 begins."""
-    for number, byte in enumerate(data[:4]):
-        if byte & 0xC0 != 0x80:
-            return number
-    return 0
-
-
-def _last_boundary(data: bytearray) -> int:
-    """Where the last whole character of UTF-8 ends."""
-    for back in range(1, min(4, len(data)) + 1):
-        byte = data[-back]
-        if byte & 0xC0 == 0x80:
-            continue
-        length = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-        return len(data) if length <= back else len(data) - back
-    return len(data)
-
+from carrel.processes import BoundedOutput
 
 MOST_PENDING = 4 * 1024 * 1024
 """Bytes that wait for a slow reader; beyond them the code waits when it writes."""

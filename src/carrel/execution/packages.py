@@ -28,8 +28,6 @@ from carrel.execution.environments import (
     NEUTRAL,
     Environment,
     environment_at,
-    environment_of_base,
-    has_environment,
     has_installer,
     host_environment,
     install,
@@ -45,9 +43,6 @@ from carrel.home import resolve_carrel_home
 
 MARK = "carrel-deps.json"
 """Which requirements of the settings have been installed already, so that the next start need not ask."""
-LOCK = "carrel.lock"
-HALF = "carrel-installing"
-"""Is in a virtualenv while the settings' packages are put into it, and stays there when that ended half way."""
 FOR_COMMANDS = Path(worker.__file__).parent / "for_commands" / "sitecustomize.py"
 _PATIENCE = 5.0
 """Seconds that an install under way has, when the session is closed, before it is ended."""
@@ -123,46 +118,25 @@ class Packages:
 
     # --- changing it ------------------------------------------------------------------------------------------------
 
-    async def ensure(self, deps: Sequence[str], deps_file: Path | None) -> None:
-        """Install what the settings name, unless that was done before; EnvironmentFailed has what uv said.
+    async def ensure(self, deps: Sequence[str], deps_file: Path | None, venv: Path | None = None) -> None:
+        """Install what the settings name, unless that was done before; EnvironmentFailed has what uv printed.
 
-        The program's author chose it, so it goes into the virtualenv itself where there is one."""
+        It goes into the virtualenv that the author of the program has named, else to the packages that are added."""
         words, names = wanted_words(deps, deps_file)
-        venv = self.environment.venv
-        folder = venv or self.added
-        if not words or set(names) <= _ensured(folder):
-            return
-        async with locked(self._lock if venv is None else venv / LOCK):
-            known = _ensured(folder)
-            if set(names) <= known:
-                return
-            before = self._found_beside() if venv else self._found_added()
-            # Paths that the author names are those of the program.
-            if venv is None:
+        if not set(names) <= _ensured(venv or self.added):
+            async with locked(self._lock):
+                if venv is not None:
+                    (venv / MARK).unlink(missing_ok=True)
+                    await self._install_for_settings(words)
+                    _mark(venv, names)
+                    return
                 async with changing(self.added) as copy:
-                    await self._uv_install(["--target", str(copy), *words], folder=os.getcwd())
-                    _mark(copy, _still_true(known, before, _found_in([str(copy)])) | set(names))
-                return
-            again = await asyncio.to_thread(self._begin_again, venv / HALF)
-            try:
-                await self._uv_install([*again, *words], folder=os.getcwd())
-            except EnvironmentFailed:
-                if not again and self._found_beside() == before:
-                    (venv / HALF).unlink()  # it did not come so far as to change anything
-                raise
-            _mark(venv, _still_true(known, before, self._found_beside()) | set(names))
-            (venv / HALF).unlink(missing_ok=True)
+                    await self._install_for_settings(["--target", str(copy), *words])
+                    _mark(copy, names)
 
-    def _begin_again(self, mark: Path) -> list[str]:
-        """More arguments for uv: after an install that was interrupted it takes incomplete packages for complete."""
-        if not mark.exists():
-            mark.touch()
-            return []
-        for folder in map(Path, self.environment.packages):
-            for about in folder.glob("*.dist-info"):
-                if not (about / "RECORD").exists() or not (about / "METADATA").exists():
-                    temp_dirs.remove(about)
-        return ["--reinstall"]
+    async def _install_for_settings(self, words: Sequence[str]) -> None:
+        # Relative paths in the settings start at the program's folder.
+        await self._uv_install(words, folder=os.getcwd())
 
     def path_of_commands(self) -> str:
         """What Python programs that are run as commands must have as their PYTHONPATH."""
@@ -229,7 +203,7 @@ class Packages:
         return present
 
     async def _uv_install(self, words: Sequence[str], folder: str = NEUTRAL) -> None:
-        source = [] if self._wheelhouse is None else ["--no-index", "--find-links", str(self._wheelhouse.absolute())]
+        source = [] if self._wheelhouse is None else _only_from(self._wheelhouse)
         await install(*self._python(), *source, *words, folder=folder)
 
     def _python(self) -> list[str]:
@@ -269,85 +243,86 @@ class Packages:
 
 
 async def subprocess_packages(config: SubprocessConfig) -> Packages:
-    """What the settings ask for, made where it is missing; EnvironmentFailed has what uv said."""
-    version, wheelhouse = config.python_version, path_of(config.wheelhouse)
-    venv, base, deps_file = path_of(config.venv_path), path_of(config.base), path_of(config.deps_file)
+    """What the settings ask for, made where it is missing; EnvironmentFailed has what uv printed."""
+    base, venv = path_of(config.base), path_of(config.venv_path)
+    wheelhouse, builds = path_of(config.wheelhouse), config.allow_builds
     if not config.cache_venv:
-        found = await own_environment(version)
-    elif venv is not None:
-        found = await environment_at(venv, version)
-    elif base is not None:
-        return await _packages_of_base(config, base, wheelhouse, deps_file)
-    else:
-        return await _shared_packages(config, wheelhouse, deps_file)
-    assert found.venv is not None, "these three are virtualenvs"
-    packages = Packages(found, found.venv / "added", wheelhouse, builds=config.allow_builds)
-    return await made_ready(packages, config.deps, deps_file)
-
-
-async def _packages_of_base(
-    config: SubprocessConfig, base: Path, wheelhouse: Path | None, deps_file: Path | None
-) -> Packages:
-    """The base's own virtualenv once its settings want packages; until then an empty one that all bases share.
-
-    What code adds does not need a virtualenv: it is in a folder beside it."""
-    folder = base.absolute() / "environments"
-    refuse_path_separator(folder)
-    before = folder / f"packages-{sys.version_info[0]}.{sys.version_info[1]}"
-    if config.deps or deps_file is not None or config.python_version is not None or has_environment(base):
-        found = await environment_of_base(base, config.python_version)
-    else:
-        try:
-            found = await shared_environment(resolve_carrel_home(), None, (), "empty")
-        except EnvironmentFailed:
-            # The home folder cannot be written, as for a service; the base perhaps can.
-            found = await environment_of_base(base, None)
-    own = found.venv is not None and (config.python_version is not None or not before.exists())
-    added = (found.venv if own and found.venv is not None else before) / "added"
-    packages = Packages(found, added, wheelhouse, builds=config.allow_builds)
-    return await made_ready(packages, config.deps, deps_file)
-
-
-async def _shared_packages(config: SubprocessConfig, wheelhouse: Path | None, deps_file: Path | None) -> Packages:
-    found = await environment_for_all(config, wheelhouse, deps_file)
+        environment = await own_environment(config.python_version, _wanted_environment(config)[0])
+        assert environment.own is not None
+        return await made_ready(
+            Packages(environment, environment.own / "packages" / "added", wheelhouse, builds=builds)
+        )
+    if venv is not None:
+        environment = await environment_at(venv, config.python_version)
+        packages = Packages(environment, venv.absolute() / "added", wheelhouse, builds=builds)
+        return await made_ready(packages, config.deps, path_of(config.deps_file), venv.absolute())
+    if base is not None:
+        version = (config.python_version or _host_version()).replace("/", "_")
+        folder = base.absolute() / "environments" / f"packages-{version}" / "added"
+        refuse_path_separator(folder)
+        return await made_ready(Packages(await environment_for_all(config), folder, wheelhouse, builds=builds))
+    environment = await environment_for_all(config)
     folder = temp_dirs.new_folder("packages")
-    packages = Packages(found, folder / "added" / "site", wheelhouse, builds=config.allow_builds)
+    packages = Packages(environment, folder / "added" / "site", wheelhouse, builds=builds)
     packages.goes_with_the_session(folder)
     return await made_ready(packages)
 
 
-async def environment_for_all(
-    config: SubprocessConfig, wheelhouse: Path | None = None, deps_file: Path | None = None
-) -> Environment:
-    """The one that every session with these requirements has: the host's own where there are none."""
-    words, names = wanted_words(config.deps, deps_file)
-    if not words and config.python_version is None:
-        return host_environment()
+async def environment_for_all(config: SubprocessConfig) -> Environment:
+    """The one that every session of a base, or every one without a base, has with these requirements. Nothing is added
+    to it later: other requirements have another."""
+    words, names = _wanted_environment(config)
+    base = path_of(config.base)
+    if not names and config.python_version is None:
+        if base is None:
+            return host_environment()
+        try:
+            return await shared_environment(resolve_carrel_home(), None, (), "empty")
+        except EnvironmentFailed:
+            # The home folder cannot be written, as for a service; the base perhaps can.
+            return await shared_environment(base, None, (), "empty")
+    home = path_of(config.shared_in) or base or resolve_carrel_home()
+    return await shared_environment(home, config.python_version, words, "\n".join(names))
+
+
+def _wanted_environment(config: SubprocessConfig) -> tuple[list[str], list[str]]:
+    """What `wanted_words` returns, for a new virtualenv."""
+    words, names = wanted_words(config.deps, path_of(config.deps_file))
     # Made once and used by many: what is compiled now need not be compiled by each.
     words = ["--compile-bytecode", *words] if words else words
-    if wheelhouse is not None:
-        words = ["--no-index", "--find-links", str(wheelhouse.absolute()), *words]
+    wheelhouse = path_of(config.wheelhouse)
+    if words and wheelhouse is not None:
+        words = [*_only_from(wheelhouse), *words]
         names.append(f"from {wheelhouse.absolute()}")
-    home = path_of(config.shared_in) or resolve_carrel_home()
-    return await shared_environment(home, config.python_version, words, "\n".join(names))
+    return words, names
+
+
+def _host_version() -> str:
+    return f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def _only_from(wheelhouse: Path) -> list[str]:
+    return ["--no-index", "--find-links", str(wheelhouse.absolute())]
 
 
 async def in_process_packages(config: InProcessConfig) -> Packages:
     """The host's own Python, with a folder beside it: of the base, or one that goes with the session."""
     base, wheelhouse = path_of(config.base), path_of(config.wheelhouse)
     folder = temp_dirs.new_folder("packages") if base is None else base.absolute() / "environments"
-    added = folder / f"in-process-{sys.version_info[0]}.{sys.version_info[1]}"
+    added = folder / f"in-process-{_host_version()}"
     packages = Packages(host_environment(), added, wheelhouse, last=True, builds=True)
     if base is None:
         packages.goes_with_the_session(folder)
     return await made_ready(packages, config.deps, path_of(config.deps_file))
 
 
-async def made_ready(packages: Packages, deps: Sequence[str] = (), deps_file: Path | None = None) -> Packages:
+async def made_ready(
+    packages: Packages, deps: Sequence[str] = (), deps_file: Path | None = None, venv: Path | None = None
+) -> Packages:
     try:
         # Readable for all: inside, the session may be another user than the owner of the folder.
         packages.added.mkdir(parents=True, exist_ok=True)
-        await packages.ensure(deps, deps_file)
+        await packages.ensure(deps, deps_file, venv)
     except OSError as problem:
         await packages.give_back()
         raise EnvironmentFailed(f"no packages can be kept in {packages.added}: {problem.strerror}") from None
@@ -385,23 +360,16 @@ def _written(constraints: Sequence[str]) -> Iterator[str]:
 
 
 def _ensured(folder: Path) -> set[str]:
-    """Nothing after an interrupted install."""
-    if (folder / HALF).exists():
-        return set()
+    """Which requirements were installed there last."""
     try:
         return set(json.loads((folder / MARK).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return set()
 
 
-def _still_true(ensured: set[str], before: dict[str, str], after: dict[str, str]) -> set[str]:
-    """Of what was ensured before; nothing where a package is another now, which may be one of those."""
-    return ensured if before.items() <= after.items() else set()
-
-
-def _mark(folder: Path, names: set[str]) -> None:
+def _mark(folder: Path, names: Sequence[str]) -> None:
     mark = folder / f"{MARK}.new"
-    mark.write_text(json.dumps(sorted(names)), encoding="utf-8")
+    mark.write_text(json.dumps(names), encoding="utf-8")
     mark.replace(folder / MARK)
 
 

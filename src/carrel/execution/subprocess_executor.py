@@ -6,34 +6,31 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
+import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from carrel.errors import ConfigurationError, ExecutorClosed, ForkRefused, StateNotSaved
 from carrel.execution import file_changes, temp_dirs
-from carrel.execution.async_channel import Record
 from carrel.execution.capabilities import Confinement, confinement
 from carrel.execution.config import SubprocessConfig, path_of, sandbox_mode, settings_of
-from carrel.execution.connection import READY, SpawnFailed, WorkerConnection
-from carrel.execution.durable import StateFolder, describe, read_report, variables_of_report
+from carrel.execution.connection import SpawnFailed, StateFile, WorkerConnection
+from carrel.execution.durable import LONGEST_SAVE, DiskWatch, Origin, StateFolder, read_report, variables_of_report
 from carrel.execution.environments import has_installer
 from carrel.execution.executor import ExecutionResult, ExecutorCheckpoint, Handler, SavedVariables
 from carrel.execution.file_changes import Unreadable, Upper, read_upper
+from carrel.execution.live_fork import fork_connection
 from carrel.execution.local_transport import LocalConnection, LocalTransport
-from carrel.execution.output import BoundedOutput
 from carrel.execution.packages import Packages, subprocess_packages
 from carrel.execution.results import RunTimer, Turn, WorkerDied, finished
 from carrel.execution.worker_executor import WorkerExecutor
 from carrel.execution.zygote_client import ZygoteGone, ZygoteKey, shared
 from carrel.guest.sandbox.spec import HOME, OWN_ENVIRONMENT
+from carrel.processes import BoundedOutput
 
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
-_SETTLE_TIME = 2.0
-"""Seconds that a worker has to finish a fork that was given up."""
 
 
 class SubprocessExecutor(WorkerExecutor):
@@ -53,7 +50,10 @@ class SubprocessExecutor(WorkerExecutor):
         """Held while files are read several times and must not change in between: a rewind waits for it."""
         self.resumed: SavedVariables | None = None
         """The variables that were loaded at the start; None where there were none."""
+        self._state_path = path_of(self.config.state_folder)
+        self._loads_at_start = True
         self._state: StateFolder | None = None
+        self._disk_watch: DiskWatch | None = None
         self.holds: object = None
         """An object that must live as long as the executor."""
 
@@ -74,10 +74,8 @@ class SubprocessExecutor(WorkerExecutor):
         zygote = shared.take(ZygoteKey(packages.environment.python, tuple(config.preload)))
         try:
             if self._confinement is None:
-                self._confinement = await asyncio.to_thread(self._confined)
-                self._why_no_fork = self._confinement.why_no_fork(config)
-            if config.state_folder is not None and self._state is None:
-                self._state = await asyncio.to_thread(self._open_state, Path(config.state_folder), self._confinement)
+                await asyncio.to_thread(self._prepare)
+            assert self._confinement is not None
             connection = WorkerConnection(LocalTransport(zygote), self.handlers)
         except BaseException:
             zygote.release()
@@ -89,8 +87,10 @@ class SubprocessExecutor(WorkerExecutor):
                 settings, private = self._settings(packages, self._confinement), self._private(packages)
                 await connection.transport.open(settings, private)
                 await connection.wait_ready("start")
-            if self._state is not None and self.resumed is None and self._state.variables.exists():
-                self.resumed = await self._load(connection, self._state)
+            if self._loads_at_start:
+                self.resumed = await self._load(connection)
+                self._loads_at_start = False
+            self._watch_disk(connection)
         except TimeoutError:
             await connection.close()
             raise SpawnFailed("start", None, f"it was not ready within {config.startup_timeout:g} s") from None
@@ -107,23 +107,35 @@ class SubprocessExecutor(WorkerExecutor):
                 self._packages = await subprocess_packages(self.config)
             return self._packages
 
-    def _confined(self) -> Confinement:
-        """What the sandbox of this machine offers; slow the first time, and with a large workspace."""
-        found = confinement(sandbox_mode(self.config.sandbox), self.config)
+    def _prepare(self) -> None:
+        """Find out what the sandbox of this machine offers, and open the state; slow with a large workspace."""
+        config = self.config
+        found = confinement(sandbox_mode(config.sandbox), config)
+        if self._state_path is not None and self._state is None:
+            source = path_of(config.workspace)
+            origin = Origin(found.parts, config.network, str(source.absolute()) if source is not None else None)
+            self._state = StateFolder(self._state_path, origin)
         self._look_at_workspace(found.confined)
-        return found
+        self._confinement, self._why_no_fork = found, found.why_no_fork(config)
 
     def _look_at_workspace(self, confined: bool) -> None:
         """Remember the workspace at the start; without a file system of its own the session works on a copy."""
         given, mode = path_of(self.config.workspace), self.config.workspace_mode
         if given is not None:
-            self._before = file_changes.Remembered(given) if mode == "rw" else file_changes.Folder(given)
+            look = file_changes.remembered_folder if mode == "rw" else file_changes.unchanged_folder
+            self._before = look(given)
         if confined or (given is not None and mode == "rw"):
             return
-        self._scratch = temp_dirs.new_folder("workspace")
+        if self._state is None:
+            self._scratch = temp_dirs.new_folder("workspace")
+        else:
+            self._scratch = self._state.changes / "upper"
+            self._scratch.mkdir(exist_ok=True)
         if given is not None:
-            shutil.copytree(given, self._scratch, symlinks=True, dirs_exist_ok=True)
-            self._before = file_changes.Copied(given, file_changes.seen_below(self._scratch))
+            if self._state is None or self._state.is_new:
+                shutil.copytree(given, self._scratch, symlinks=True, dirs_exist_ok=True)
+            copy = file_changes.seen_below(given if self._state is not None else self._scratch)
+            self._before = file_changes.unchanged_folder(given, copy)
 
     @property
     def workspace_path(self) -> str:
@@ -137,6 +149,7 @@ class SubprocessExecutor(WorkerExecutor):
         source = self._scratch or path_of(config.workspace)
         mode = config.workspace_mode if self._scratch is None else "rw"
         home = path_of(config.home)
+        state = self._state if confinement.confined else None
         return {
             "sandbox": "auto" if confinement.parts else "off",
             "parts": list(confinement.parts),
@@ -146,7 +159,8 @@ class SubprocessExecutor(WorkerExecutor):
                 "source": str(source.absolute()) if source is not None else None,
                 "mode": mode,
                 "at": config.workspace_at,
-                "upper_dir": str(self._state.workspace) if self._state is not None else None,
+                "upper_dir": str(state.files) if state is not None else None,
+                "generation": state.generation if state is not None else "",
             },
             "mounts": [{"source": str(Path(m.source).absolute()), "at": m.at, "mode": m.mode} for m in config.mounts],
             "home_source": str(home.absolute()) if home is not None else None,
@@ -166,8 +180,8 @@ class SubprocessExecutor(WorkerExecutor):
             "env": {"PATH": path, "PYTHONPATH": packages.path_of_commands(), **config.env},
             "names": sorted(self.handlers),
             "errors": self.errors,
-            "frozen": config.frozen,
-            "frozen_ceiling": config.frozen_ceiling,
+            "snapshots": config.snapshots,
+            "max_snapshot_bytes": config.max_snapshot_bytes,
         }
 
     async def _close(self) -> None:
@@ -175,11 +189,13 @@ class SubprocessExecutor(WorkerExecutor):
         await self._drop_checkpoints()
         await super()._close()
         await self._drop_checkpoints()
-        if self._scratch is not None:
+        if self._scratch is not None and self._state is None:
             await asyncio.to_thread(temp_dirs.remove, self._scratch)
         if self._state is not None:
             state, self._state = self._state, None
             state.close()
+        if self._disk_watch is not None:
+            self._disk_watch.close()
         self.holds = None
 
     async def _drop_checkpoints(self) -> None:
@@ -200,55 +216,91 @@ class SubprocessExecutor(WorkerExecutor):
 
     # --- saved state ------------------------------------------------------------------------------------------------
 
-    def _open_state(self, folder: Path, confinement: Confinement) -> StateFolder:
-        if not confinement.confined or self.config.workspace_mode != "overlay":
-            raise ConfigurationError("state_folder needs the sandbox and workspace_mode='overlay'")
-        return StateFolder(folder, describe(confinement.parts, self.config.network))
+    def keep_state(self, folder: Path) -> None:
+        """Use this state folder; before the start. The variables are loaded by `load`, not by the start."""
+        self._state_path, self._loads_at_start = folder, False
 
-    async def save(self) -> SavedVariables:
+    async def save(self, *, may_block: bool = True) -> SavedVariables:
         """Save the variables in the state folder, for a session that continues this one.
 
         Returns the names that were saved, and why others were not. After StateNotSaved the variables that were saved
-        before are unchanged. The files of the workspace are in the state folder at any moment."""
-        if self.config.state_folder is None:
+        before are unchanged. The files of the workspace are in the state folder at any moment.
+
+        The worker's fork writes them, and code goes on. Where threads forbid a fork, the worker writes them itself if
+        it `may_block`."""
+        state = self._state
+        if self._state_path is None or (state is None and self._confinement is not None):
             raise ConfigurationError("this session has no state_folder to save variables in")
         async with Turn(self._turn) as turn:
             connection = await self._started()
-            assert isinstance(self._state, StateFolder)
             state = self._state
-            file, path = state.new_file()
+            assert state is not None
+            try:
+                file, path = state.new_file()
+            except OSError as problem:
+                raise StateNotSaved(f"the variables were not saved: {problem}") from None
             report, theirs = os.pipe2(os.O_CLOEXEC)
             try:
                 answer = connection.request({"op": "save"}, (file, theirs))
                 reply = await turn.finish(self._end_of_request(connection, answer), lambda: None)
             except BaseException:
                 os.close(report)
+                os.close(file)
                 path.unlink()
                 raise
             finally:
-                os.close(file)
                 os.close(theirs)
         try:
-            saved = await read_report(report)
+            if "refused" in reply:
+                os.close(report)
+                saved = await self._save_in_worker(file, str(reply["refused"]), may_block)
+            else:
+                saved = await read_report(report)
             await asyncio.to_thread(state.keep, path)
         except BaseException as problem:
             path.unlink(missing_ok=True)
-            if isinstance(problem, StateNotSaved) and "refused" in reply:
-                raise StateNotSaved(f"the variables were not saved: {reply['refused']}") from None
             if isinstance(problem, OSError):
                 raise StateNotSaved(f"the variables were not saved: {problem}") from None
             raise
+        finally:
+            os.close(file)
         return saved
 
-    async def _load(self, connection: LocalConnection, state: StateFolder) -> SavedVariables:
+    async def _save_in_worker(self, file: int, refused: str, may_block: bool) -> SavedVariables:
+        if not may_block:
+            raise StateNotSaved(f"the variables were not saved: {refused}; save() and pause() can save them")
+        output = BoundedOutput(1), BoundedOutput(1)
+        result = await self._run("", LONGEST_SAVE, *output, variables=True, state=StateFile("save", file))
+        if not result.is_ok:
+            raise StateNotSaved(f"the variables were not saved: {(result.error or '').strip().splitlines()[-1]}")
+        try:
+            return variables_of_report(result.value)
+        except ValueError as problem:
+            raise StateNotSaved(f"the variables were not saved: {problem}") from None
+
+    async def load(self) -> SavedVariables | None:
+        """Load the variables that were saved, and return which; None where none were. Whatever they do, code can run
+        afterwards."""
+        async with self._turn:
+            connection = await self._started()
+            assert self._connection is not None
+            self.resumed = await self._load(self._connection)
+            if self._connection is not connection or not connection.worker_alive:
+                await self._started()
+        return self.resumed
+
+    async def _load(self, connection: LocalConnection) -> SavedVariables | None:
         """Load the saved variables into a new worker; whatever they do, the session starts."""
+        state = self._state
+        if state is None or not state.variables.exists():
+            return None
         if state.no_load_reason:
             return SavedVariables(missing={"*": state.no_load_reason})
         file = os.open(state.variables, os.O_RDONLY | os.O_CLOEXEC)
         timer = RunTimer(connection, self.config.grace)
         output = BoundedOutput(10_000)
         try:
-            answer = connection.run(file, output.add, output.add, self, timer)
+            answer = connection.run(StateFile("load", file), output.add, output.add, self, timer)
             timer.start(self.config.startup_timeout)
             result = finished(await answer)
             return (
@@ -266,6 +318,22 @@ class SubprocessExecutor(WorkerExecutor):
             connection.end_run()
             os.close(file)
 
+    async def _after_death(self, connection: WorkerConnection[Any], problem: Exception) -> ExecutionResult:
+        result = await super()._after_death(connection, problem)
+        if result.state == "lost" and self._connection is not None and self._connection.worker_alive:
+            loaded = await self._load(self._connection)
+            if loaded is not None and "*" not in loaded.missing:
+                result.state = "restored"
+                result.state_reason += "; the variables are those of the last save"
+        return result
+
+    def _watch_disk(self, connection: LocalConnection) -> None:
+        if self._disk_watch is not None:
+            self._disk_watch.close()
+        limit = self.config.limits.disk
+        if self._state is not None and isinstance(limit, int):
+            self._disk_watch = DiskWatch(self._state.changes, limit, connection, self._turn.locked)
+
     # --- branching --------------------------------------------------------------------------------------------------
 
     async def fork(self) -> Self:
@@ -282,9 +350,6 @@ class SubprocessExecutor(WorkerExecutor):
             return fork
 
     async def checkpoint(self) -> ExecutorCheckpoint:
-        if self.config.state_folder is not None:
-            # A session that was rewound has copies of the files, which are not in the state folder.
-            raise ForkRefused("a session with a state_folder cannot be rewound; fork it instead")
         async with self._turn:
             kept = _Checkpoint(self, await self._forked(self.handlers, as_checkpoint=True), self.lost)
             self._kept.append(kept)
@@ -313,8 +378,10 @@ class SubprocessExecutor(WorkerExecutor):
     async def _rewind(self, to: _Checkpoint, then: Callable[[], Awaitable[None]] | None) -> None:
         if self._closed:
             raise ExecutorClosed("this executor is closed; make another")
+        # The files of the state folder are replaced by those of the checkpoint, which are in memory.
+        generation = uuid.uuid4().hex if self._state is not None else ""
         try:
-            connection = await to.again(self.handlers)
+            connection = await to.again(self.handlers, generation)
         except ForkRefused:
             if self._closed:
                 raise ExecutorClosed("this executor was closed while it was rewound") from None
@@ -322,15 +389,22 @@ class SubprocessExecutor(WorkerExecutor):
         try:
             if self._closed:
                 raise ExecutorClosed("this executor was closed while it was rewound")
+            if self._state is not None:
+                await asyncio.to_thread(self._state.stage, generation)
             if then is not None:
                 await then()
-        except BaseException:
+        except BaseException as problem:
             await connection.close()
+            if isinstance(problem, OSError):
+                raise ForkRefused(f"the files could not be replaced: {problem}") from None
             raise
         before, self._connection = self._connection, connection
         self.lost, self._unreported = to.lost, None
         if before is not None:
             await before.close()
+        if self._state is not None:
+            await asyncio.to_thread(self._state.switch, generation)
+            self._watch_disk(connection)
 
     async def _forked(self, handlers: dict[str, Handler], *, as_checkpoint: bool = False) -> LocalConnection:
         """Open a session with a copy of the variables and files."""
@@ -349,8 +423,9 @@ class SubprocessExecutor(WorkerExecutor):
 
     def _twin(self) -> Self:
         """Return an executor of this kind with the same settings and handlers, not started."""
-        config = self.config if self.config.state_folder is None else replace(self.config, state_folder=None)
-        return type(self)(config, handlers=dict(self.handlers))
+        twin = type(self)(self.config, handlers=dict(self.handlers))
+        twin._state_path = None  # A fork's files are in memory.
+        return twin
 
     async def _before_and_now(self) -> tuple[file_changes.Before, file_changes.Tree]:
         base, at = path_of(self.config.workspace), self.config.workspace_at
@@ -358,7 +433,7 @@ class SubprocessExecutor(WorkerExecutor):
         if base is not None and not any(Path(mount.at).is_relative_to(at) for mount in self.config.mounts):
             upper = await self.upper(base)
             if upper is not None:
-                return file_changes.Part(base, upper.hidden), upper.seen
+                return file_changes.unchanged_files(base, upper.hidden), upper.seen
         return await super()._before_and_now()
 
     async def upper(self, base: Path) -> Upper | None:
@@ -381,69 +456,6 @@ class SubprocessExecutor(WorkerExecutor):
                 os.close(folder)
 
 
-async def fork_connection(
-    parent: LocalConnection, handlers: dict[str, Handler], *, as_checkpoint: bool = False
-) -> LocalConnection:
-    """Fork a session with its variables and files; after ForkRefused nothing has changed.
-
-    A worker that does not answer is ended, and WorkerDied raised. A fork for a checkpoint is there only to be forked
-    itself: it keeps no snapshot, and no other process can look into it."""
-    transport = parent.transport
-    assert transport.init is not None
-    control, init = socket.socketpair()
-    channel, theirs = socket.socketpair()
-    if not transport.zygote.acquire():
-        raise ForkRefused("the process that the session came from is gone")
-    try:
-        new = LocalTransport(transport.zygote)
-    except BaseException:
-        transport.zygote.release()
-        raise
-    child = WorkerConnection(new, handlers)
-    answer: asyncio.Future[Record] | None = None
-    new.memory_kills = transport.memory_kills.shared()
-    try:
-        new.connect(channel, control)
-        # Init builds the file system while the worker forks; the first to finish waits for the other.
-        preparing = transport.init.request({"op": "fork"}, [init.fileno()])
-        fds = [theirs.fileno(), new.stdout.write_end, new.stderr.write_end]
-        answer = parent.request({"op": "fork", "asleep": as_checkpoint}, fds=fds)
-        # Copying many files takes init as long as it takes; once they are there, the worker has nothing to wait for.
-        await asyncio.wait([answer, preparing], return_when=asyncio.FIRST_COMPLETED)
-        async with asyncio.timeout(None if answer.done() else READY):
-            forked = await asyncio.shield(answer)
-        prepared = await preparing
-        if prepared.get("op") != "fork_ready":
-            raise ForkRefused(f"a live fork was refused: {prepared.get('message')}")
-        transport.init.has_forked = True
-        if "refused" in forked or forked.get("error"):
-            raise ForkRefused(f"a live fork was refused: {forked.get('refused') or forked.get('error')}")
-        theirs.close()
-        new.stdout.handed_over()
-        new.stderr.handed_over()
-        await child.wait_ready("start the fork")
-    except BaseException as problem:
-        # Its end of the channel is seen once this process has closed its copies.
-        init.close()
-        theirs.close()
-        await child.close()
-        if isinstance(problem, TimeoutError):
-            # Otherwise it would fork at the next request.
-            parent.kill(f"it did not answer within {READY:.0f} seconds")
-        if answer is not None and not answer.done():
-            # After a cancellation the worker is still forking: it would take the next fork's file system.
-            await asyncio.wait([answer], timeout=_SETTLE_TIME)
-        if isinstance(problem, TimeoutError):
-            raise WorkerDied("it did not answer a request to fork") from None
-        if isinstance(problem, SpawnFailed):
-            raise ForkRefused(f"a live fork failed: {problem}") from None
-        raise
-    finally:
-        init.close()
-        theirs.close()
-    return child
-
-
 class _Checkpoint:
     """A fork in which nothing runs: each rewind forks it again."""
 
@@ -452,7 +464,7 @@ class _Checkpoint:
         self._connection: LocalConnection | None = connection
         connection.transport.memory_kills.begin()
 
-    async def again(self, handlers: dict[str, Handler]) -> LocalConnection:
+    async def again(self, handlers: dict[str, Handler], generation: str) -> LocalConnection:
         """Open a session that continues from this checkpoint."""
         connection = self._connection
         if connection is None:
@@ -460,7 +472,7 @@ class _Checkpoint:
         if connection.worker_alive:
             connection.transport.signal(signal.SIGCONT)  # code of the session may have stopped it
             with suppress(WorkerDied):
-                return await fork_connection(connection, handlers)
+                return await fork_connection(connection, handlers, generation=generation)
         if self._connection is None:
             raise ForkRefused("this checkpoint was dropped meanwhile")
         # No snapshot is restored in its place: its variables could be others.

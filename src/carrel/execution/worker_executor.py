@@ -13,11 +13,12 @@ from carrel.execution.async_channel import Record
 from carrel.execution.command_client import CommandClient, CommandServerGone
 from carrel.execution.commands_and_files import CommandsAndFiles
 from carrel.execution.config import ProcessSettings
-from carrel.execution.connection import Recovery, WorkerConnection
+from carrel.execution.connection import Recovery, StateFile, WorkerConnection
 from carrel.execution.executor import ExecutionResult, ExecutorCheckpoint, Handler, Output, Variable
 from carrel.execution.host_calls import known_errors
-from carrel.execution.output import BoundedOutput, Streaming, streamed
+from carrel.execution.output import Streaming, streamed
 from carrel.execution.packages import Packages
+from carrel.execution.recording import OnVariables, VariableReport, read_report
 from carrel.execution.results import (
     LIST_VARIABLES,
     RunTimer,
@@ -32,6 +33,7 @@ from carrel.execution.results import (
     variables_of,
 )
 from carrel.guest.channel import ChannelError
+from carrel.processes import BoundedOutput
 
 
 class WorkerExecutor(CommandsAndFiles):
@@ -48,6 +50,8 @@ class WorkerExecutor(CommandsAndFiles):
         self._packages: Packages | None = None
         self._making = asyncio.Lock()
         self._timer: RunTimer | None = None
+        self.on_variables: OnVariables | None = None
+        """Where the variables go after the runs that begin from now on."""
         self._unreported: Recovery | None = None
         """A recovery by which variables were lost, for the result of the next run."""
         self.lost = ""
@@ -143,9 +147,9 @@ class WorkerExecutor(CommandsAndFiles):
         begun: Callable[[WorkerConnection[Any]], None] | None = None,
         *,
         variables: bool = False,
-        load: int | None = None,
+        state: StateFile | None = None,
     ) -> ExecutionResult:
-        """Run code, or list the variables, or load them from a file."""
+        """Run code, or with `variables` list them, or do so much with their saved state."""
         wrong = misused(code, timeout)
         if wrong is not None:
             return wrong
@@ -164,7 +168,8 @@ class WorkerExecutor(CommandsAndFiles):
             timer = RunTimer(connection, self.config.grace)
             began = time.perf_counter()
             try:
-                answer = connection.run(load if variables else code, stdout.add, stderr.add, self, timer)
+                what, reported = (state, None) if variables else (code, self.on_variables)
+                answer = connection.run(what, stdout.add, stderr.add, self, timer, reported)
             except ChannelError as problem:
                 connection.end_run()
                 return failed_result("ValueError", str(problem))
@@ -237,6 +242,10 @@ class WorkerExecutor(CommandsAndFiles):
 
     async def variables(self) -> list[Variable]:
         return variables_of(await self._run("", LIST_VARIABLES, BoundedOutput(1), BoundedOutput(1), variables=True))
+
+    async def report_variables(self) -> VariableReport:
+        """Return what the worker reports after a run. Unlike `variables`, it calls no method of the user's."""
+        return read_report(await self._ask({"op": "report"}), 0)
 
     async def set_variables(self, variables: Mapping[str, Any]) -> None:
         await self._ask({"op": "set_variables", "values": encode_variables(variables)})

@@ -1,4 +1,4 @@
-"""The processes of a session: which there are, which belong together, and how to end them."""
+"""The processes of a session: which there are, which belong together, how to end them, and how to become one."""
 
 from __future__ import annotations
 
@@ -142,7 +142,13 @@ class ProcessTree:
         if not self.reaped:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
-        _kill_until_none(self.members)
+        with contextlib.suppress(OSError):  # no descriptor is left to look for those that are in no such group
+            _kill_until_none(self.members)
+
+
+def kill_marked(mark: str) -> None:
+    """Kill all processes with this mark in their environment."""
+    _kill_until_none(lambda: scan_with_marks()[1].get(f"{MARK}={mark}".encode(), ()))
 
 
 def started_in_session(session: int | None = None, exclude: Iterable[int] = (), trees: Iterable[int] = ()) -> list[int]:
@@ -256,3 +262,42 @@ def set_title(title: str = TITLE) -> None:
     if 0 < start < end - len(title):
         ctypes.memset(start, 0, end - start)
         ctypes.memmove(start, title.encode(), len(title))
+
+
+# --- becoming a process of a session ----------------------------------------------------------------------------------
+
+
+def close_others(kept: set[int]) -> None:
+    """Close every descriptor but these and the first three."""
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        if number > 2 and number not in kept:
+            try:
+                os.close(number)
+            except OSError as error:
+                if error.errno != 9:  # The listing's own descriptor is closed already.
+                    raise
+
+
+def reset_signals() -> None:
+    """Handle signals as a Python program does at its start, without those of the process that it was forked from."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGINT, signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def set_standard_streams(stdout: int, stderr: int) -> None:
+    nothing = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    for source, number in ((nothing, 0), (stdout, 1), (stderr, 2)):
+        os.dup2(source, number, inheritable=True)
+    for source in {nothing, stdout, stderr} - {0, 1, 2}:
+        os.close(source)
+
+
+def become_killable() -> None:
+    """When memory runs out, the kernel ends this process, and what it starts, before the session's first process."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("500")  # gVisor refuses it

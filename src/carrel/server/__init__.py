@@ -15,11 +15,15 @@ if TYPE_CHECKING:
     from carrel.server.mcp.http import serve_http as serve_mcp_http
     from carrel.server.mcp.server import serve_stdio as serve_mcp_stdio
     from carrel.server.settings import PAGE_MODES as PAGE_MODES
+    from carrel.server.settings import RECORD_MODES as RECORD_MODES
+    from carrel.server.settings import STORE_LOST_MODES as STORE_LOST_MODES
     from carrel.server.settings import ServerSettings as ServerSettings
 
 __all__ = [
     "PAGE_MODES",
+    "RECORD_MODES",
     "SCOPES",
+    "STORE_LOST_MODES",
     "ApiKey",
     "KeyScope",
     "ServerSettings",
@@ -38,7 +42,9 @@ _MODULES = {
     "ServerSettings": ("carrel.server.settings", "ServerSettings"),
     "serve_http": ("carrel.server.app", "serve"),
     "serve_page": ("carrel.server.app", "serve_page"),
+    "STORE_LOST_MODES": ("carrel.server.settings", "STORE_LOST_MODES"),
     "PAGE_MODES": ("carrel.server.settings", "PAGE_MODES"),
+    "RECORD_MODES": ("carrel.server.settings", "RECORD_MODES"),
     "serve_mcp_http": ("carrel.server.mcp.http", "serve_http"),
     "serve_mcp_stdio": ("carrel.server.mcp.server", "serve_stdio"),
 }

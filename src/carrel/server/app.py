@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
 from fastapi import APIRouter, FastAPI
 from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
-from carrel.errors import ConfigurationError
+from carrel.errors import ConfigurationError, ServerBusy
 from carrel.execution import temp_dirs
 from carrel.server.auth import ApiKeys, AuthMiddleware
 from carrel.server.dependencies import add_error_handlers
 from carrel.server.listener import Listener, bind, is_loopback, url_of
 from carrel.server.middleware import BodyLimitMiddleware, EdgeMiddleware, IdempotencyMiddleware, Metrics
+from carrel.server.node import FrozenMiddleware, Node
 from carrel.server.responses import PREFIX
 from carrel.server.routes import datasets, sessions, workspace
 from carrel.server.session_manager import SessionManager
@@ -31,6 +34,7 @@ from carrel.version import __version__
 _DESCRIPTION = "Task sessions: a sample, commands, a verdict. All but /health needs `Authorization: Bearer KEY`."
 _LAST_ANSWERS_SECONDS = 5
 """How long the last answers may take when the server is stopped."""
+_STORE_LOST = "the node could not reach its store"
 
 
 def create_app(manager: SessionManager, keys: ApiKeys) -> FastAPI:
@@ -53,6 +57,8 @@ def create_app(manager: SessionManager, keys: ApiKeys) -> FastAPI:
     app.add_middleware(IdempotencyMiddleware, answers=manager.answers)
     app.add_middleware(BodyLimitMiddleware, limit=manager.settings.max_body)
     app.add_middleware(AuthMiddleware, keys=keys, settings=manager.settings)
+    if manager.node is not None:
+        app.add_middleware(FrozenMiddleware, node=manager.node)
     app.add_middleware(EdgeMiddleware, metrics=metrics)
     return app
 
@@ -70,25 +76,43 @@ async def serve(settings: ServerSettings, on_listening: Callable[[str, str | Non
                 f"there is no key yet, so the server does not listen on {settings.host}; "
                 "create one with `carrel keys add NAME`"
             )
-        manager = SessionManager(storage, Datasets(settings.datasets, demo=settings.demo), settings)
         with bind(settings.host, settings.port) as bound:
-            url = url_of(bound, settings.host) + PREFIX
-            await manager.start()
-            # As late as possible: a key that is not printed is lost.
-            key = await keys.add("local") if needs_key else None
-            listener = Listener(
-                _uvicorn_config(create_app(manager, keys)),
-                on_listening=lambda: on_listening(url, key),
-                on_end=manager.shutdown,
-            )
-            watcher = asyncio.create_task(_end_when_lost(manager, listener))
+            own_url = url_of(bound, settings.host)
+            node = Node(storage, settings, (settings.url or own_url).rstrip("/")) if settings.join else None
+            if node is not None:
+                await node.join()
+            manager = SessionManager(storage, Datasets(settings.datasets, demo=settings.demo), settings, node)
             try:
-                await listener.serve(sockets=[bound])
+                await manager.start()
+                # As late as possible: a key that is not printed is lost.
+                key = await keys.add("local") if needs_key else None
+                await _listen(manager, keys, bound, lambda: on_listening(own_url + PREFIX, key))
             finally:
-                watcher.cancel()
+                if node is not None:
+                    await node.leave()
+            if node is not None and node.is_lost:
+                raise ServerBusy(f"node {node.name} lost its lease: its sessions were ended; start it again")
     finally:
         await key_storage.close()
         await storage.close()
+
+
+async def _listen(
+    manager: SessionManager, keys: ApiKeys, bound: socket.socket, on_listening: Callable[[], None]
+) -> None:
+    """Serve on a socket until a signal, or until the store belongs to another server."""
+
+    def listening() -> None:
+        if (node := manager.node) is not None:
+            node.start(lambda: manager.info(node.url), lambda: asyncio.ensure_future(manager.end_all(_STORE_LOST)))
+        on_listening()
+
+    listener = Listener(uvicorn_config(create_app(manager, keys)), on_listening=listening, on_end=manager.shutdown)
+    watcher = asyncio.create_task(_end_when_lost(manager, listener))
+    try:
+        await listener.serve(sockets=[bound])
+    finally:
+        watcher.cancel()
 
 
 async def serve_page(base: Path, port: int, on_listening: Callable[[str], None]) -> None:
@@ -107,7 +131,7 @@ async def serve_page(base: Path, port: int, on_listening: Callable[[str], None])
             for archive in archives.values():
                 await archive.conversations.close()
 
-        await Listener(_uvicorn_config(app), on_listening=lambda: on_listening(link), on_end=end).serve(sockets=[bound])
+        await Listener(uvicorn_config(app), on_listening=lambda: on_listening(link), on_end=end).serve(sockets=[bound])
 
 
 async def _end_when_lost(manager: SessionManager, listener: Listener) -> None:
@@ -116,7 +140,8 @@ async def _end_when_lost(manager: SessionManager, listener: Listener) -> None:
     listener.end()
 
 
-def _uvicorn_config(app: Starlette) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp) -> uvicorn.Config:
+    """Return how uvicorn serves an app."""
     return uvicorn.Config(
         app,
         loop="asyncio",

@@ -5,6 +5,7 @@ server/key-names/<user>/<limits>.json   the digest of the user's key with these 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import re
@@ -20,7 +21,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import orjson
 
-from carrel.errors import ApiKeyNotFound, ConfigurationError, KeyNotAccepted, SessionNotFound, TooMany
+from carrel.errors import (
+    ApiKeyNotFound,
+    ConfigurationError,
+    KeyNotAccepted,
+    SessionNotFound,
+    StorageUnavailable,
+    TooMany,
+)
 from carrel.server.records import json_object, parse_lines
 from carrel.server.responses import PREFIX, send_error
 from carrel.server.settings import ServerSettings, open_storage
@@ -40,6 +48,8 @@ _SESSION = re.compile(r"[\w.-]{1,200}")
 _TRUSTED_SECONDS = 1.0
 """How long a key that was found is accepted without another look; a revoked key is refused after that."""
 _CACHED = 1000
+_STORE_SECONDS = 5.0
+"""How long a request waits for the store to say whether its key is valid."""
 
 _WITHOUT_KEY = (f"{PREFIX}/health",)
 _WRONG_KEYS_BURST = 50
@@ -278,7 +288,11 @@ class AuthMiddleware:
         if scope["type"] != "http" or not path.startswith(PREFIX) or path in _WITHOUT_KEY:
             await self._app(scope, receive, send)
             return
-        key = await self._find_key(dict(scope["headers"]))
+        try:
+            async with asyncio.timeout(_STORE_SECONDS):
+                key = await self._find_key(dict(scope["headers"]))
+        except TimeoutError:
+            raise StorageUnavailable("the store with the keys does not answer in time") from None
         if key is None:
             await self._refuse_key(scope, send)
             return

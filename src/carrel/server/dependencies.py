@@ -26,9 +26,12 @@ from carrel.errors import (
     JobNotFound,
     KeyNotAccepted,
     MessageRefused,
+    NodeUnreachable,
     NotFoundThere,
+    PointNotFound,
     RequestRefused,
     SampleNotFound,
+    SessionElsewhere,
     SessionNotFound,
     StorageError,
     TooManySessions,
@@ -53,6 +56,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     404: {"model": Problem, "description": "Unknown, or another user's."},
     409: {"model": Problem, "description": "Not possible in the present state."},
     413: {"model": Problem, "description": "The request is too large."},
+    421: {"model": Problem, "description": "Another node of the cluster has the session."},
     422: {"model": Problem, "description": "The body or a parameter is wrong; each field is named."},
     429: {"model": Problem, "description": "Too many requests or sessions; see Retry-After."},
     503: {"model": Problem, "description": "The store of the server does not work at the moment; see Retry-After."},
@@ -146,8 +150,12 @@ async def _carrel_error(request: Request, problem: Exception) -> JSONResponse:
         case DatasetNotFound():
             # Without the folder of the datasets, which is not the users' business.
             return _error(404, DatasetNotFound(problem.public_message))
-        case SessionNotFound() | SampleNotFound() | JobNotFound() | ApprovalNotFound():
+        case SessionNotFound() | PointNotFound() | SampleNotFound() | JobNotFound() | ApprovalNotFound():
             return _error(404, problem)
+        case NodeUnreachable():
+            return _error(503, problem, {"Retry-After": "1"})
+        case SessionElsewhere():
+            return _error(421, problem)
         case TooManySessions():
             return _error(429, problem, {"Retry-After": "5"})
         case DatasetInvalid() | FilesRefused():

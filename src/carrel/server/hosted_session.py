@@ -21,17 +21,20 @@ from carrel.errors import (
     JobNotFound,
     SessionNotReady,
     SetupFailed,
+    StorageError,
     WorkspaceLost,
 )
 from carrel.execution import temp_dirs
 from carrel.execution.executor import CommandResult, ExecutionResult, Executor, OnOutput
 from carrel.server.records import EventKind, Operation, RecordStore, now
-from carrel.session import MemoryStorage, Session, StorageBackend
+from carrel.session import Checkpoint, MemoryStorage, Session, StorageBackend
+from carrel.session.durable import read_record
 from carrel.tasks.environment import PreparedSample
 from carrel.tasks.verification.verifier import SHOWN_OUTPUT
 from carrel.text import escape_surrogates
 from carrel.wire.answers import (
     NOT_RUN,
+    CheckpointRecord,
     FileChangeRecord,
     Interaction,
     SessionRecord,
@@ -54,11 +57,12 @@ _KEEP_DIFF_SECONDS = 10.0
 
 
 class HostedStorage(MemoryStorage):
-    """The storage of a hosted session: conversation and trace in the server's store, the library in memory."""
+    """The storage of a hosted session: conversation, trace and state in the server's store, the library in memory."""
 
-    def __init__(self, kept: StorageBackend) -> None:
+    def __init__(self, kept: StorageBackend, *, durable: bool = False) -> None:
         super().__init__()
         self._kept = kept
+        self.state_base = getattr(kept, "state_base", None) if durable else None
         self.trace_store = kept.store
 
     def get_session_store(self, durability: Literal["os", "fsync"] = "os") -> Any:
@@ -87,9 +91,12 @@ class HostedSession:
         *,
         verifications: asyncio.Semaphore,
         hide_paths: Callable[[str], str] = str,
+        resumes: bool = False,
     ) -> None:
-        """`verifications` limits how many run at once; `hide_paths` removes the server's folders from a message."""
+        """`verifications` limits how many run at once; `hide_paths` removes the server's folders from a message;
+        `resumes` is set for a session that was paused."""
         self.record = record
+        self._resumes = resumes
         self._records = records
         self._verifications = verifications
         self._hide_paths = hide_paths
@@ -135,7 +142,8 @@ class HostedSession:
 
     async def _fail(self, code: str, message: str) -> None:
         error = ErrorInfo(code=code, message=escape_surrogates(self._hide_paths(message)))
-        await self._update(status="error", error=error, closed_at=now(), lifecycle="ended")
+        lifecycle = "paused" if self._resumes else "ended"
+        await self._update(status="error", error=error, closed_at=now(), lifecycle=lifecycle)
 
     async def _update(self, **changes: Any) -> None:
         self.record = self.record.model_copy(update=changes)
@@ -147,7 +155,7 @@ class HostedSession:
     async def add(self) -> None:
         """Write the first record of the session. If that fails, the session ends, and nothing is written about it."""
         try:
-            await self._records.add_session(self.record)
+            await (self._records.reopen_session if self._resumes else self._records.add_session)(self.record)
         except BaseException:
             await self.abandon()
             raise
@@ -237,7 +245,10 @@ class HostedSession:
         await self._close_workspace()
         if self.record.status == "error":
             return
-        if self.record.status == "creating" and status == "terminated":
+        is_paused = self.record.durable and (self._workspace is not None or self._resumes)
+        if is_paused:
+            status = "closed"
+        elif self.record.status == "creating" and status == "terminated":
             # Clients that wait for the session to be ready stop waiting only for an error.
             status = "error"
         ended_at, started_at = now(), self.record.created_at
@@ -246,7 +257,7 @@ class HostedSession:
             error=None if status == "closed" else ErrorInfo(code="terminated", message=reason),
             closed_at=ended_at,
             duration_seconds=(ended_at - started_at).total_seconds() if started_at is not None else 0.0,
-            lifecycle="ended",
+            lifecycle="paused" if is_paused else "ended",
         )
 
     async def _cancel_opening(self) -> None:
@@ -268,7 +279,8 @@ class HostedSession:
         if self._workspace is None:
             return
         try:
-            await self._workspace.session.close()
+            session = self._workspace.session
+            await (session.pause() if self.record.durable and not self._abandoned else session.close())
         except (CarrelError, OSError) as problem:
             logger.warning("the workspace of session %s was not closed completely: %s", self.id, problem)
 
@@ -417,7 +429,11 @@ class HostedSession:
         """Write the event of a run of code."""
         first_line = code.strip().partition("\n")[0][:200]
         self._changed.set()
-        await self.note("run", {"code": first_line, "error_type": result.error_type, "duration": result.duration})
+        try:
+            await self.note("run", {"code": first_line, "error_type": result.error_type, "duration": result.duration})
+        except StorageError as problem:
+            # The code has run: an error would make its caller run it again.
+            logger.warning("a run of session %s was not recorded as an event: %s", self.id, problem)
 
     async def flush_trace(self) -> None:
         """Write the steps that have ended to the trace."""
@@ -441,9 +457,27 @@ def require_operation(kind: type[OperationT], operation_id: str, found: Operatio
     raise JobNotFound(f"the session has no verification {operation_id!r}")
 
 
-def interrupted(operation: Operation) -> Operation | None:
+async def settle(records: RecordStore, record: SessionRecord, error: ErrorInfo) -> None:
+    """End a session whose processes are gone in its records, with its operations; a durable one is paused."""
+    for operation in await records.operations(record.session_id):
+        if (ended := interrupted(operation, f"{error.message} while it ran")) is not None:
+            await records.save_operation(ended)
+    ended_at = now()
+    is_paused = record.durable and await read_record(records.store, record.session_id) is not None
+    # Clients that wait for a session to be ready stop waiting only for an error.
+    status = "error" if record.status == "creating" and not is_paused else "terminated"
+    changes = {
+        "status": "closed" if is_paused and error.code == "interrupted" else status,
+        "error": error,
+        "closed_at": ended_at,
+        "duration_seconds": (ended_at - record.created_at).total_seconds() if record.created_at else 0.0,
+        "lifecycle": "paused" if is_paused else "ended",
+    }
+    await records.save_session(record.model_copy(update=changes))
+
+
+def interrupted(operation: Operation, reason: str) -> Operation | None:
     """Return how an operation ends that a server was killed during; None if it had ended."""
-    reason = "the server was stopped while it ran"
     if isinstance(operation, Interaction):
         return operation.model_copy(update=_not_run(reason)) if operation.status == "pending" else None
     if operation.is_finished:
@@ -497,3 +531,8 @@ def _job_ended(job: Job, result: VerificationResult) -> Job:
         message = "\n".join(shown["evidence"]) or "the verification could not be run"
         changes |= {"status": "error", "error": ErrorInfo(code="infrastructure_failed", message=message)}
     return job.model_copy(update=changes)
+
+
+def checkpoint_record(point: Checkpoint) -> CheckpointRecord:
+    """Return a checkpoint as an answer."""
+    return CheckpointRecord(id=point.id, label=point.label, messages=point.message_count, made_at=point.created_at)

@@ -6,21 +6,23 @@ import asyncio
 import hashlib
 import re
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from carrel.errors import RequestRefused
+from carrel.errors import RequestRefused, StorageError
 from carrel.server.auth import ApiKey
 from carrel.server.records import AnswerStore, KeptAnswer, session_id_from
 from carrel.server.responses import PREFIX, send_error, send_json
 
 _MAX_ANSWER = 1024 * 1024
 """Bytes of an answer that is kept; a larger one is not."""
+_MAX_UNKEPT = 1000
 _SESSION_ID = re.compile(r"[\w.-]{1,200}")
-_HEADERS = [
+SECURITY_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
@@ -31,8 +33,8 @@ _SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 
 
-class Metrics:
-    """The numbers of one server, for Prometheus; two servers in one process have separate ones."""
+class HttpMetrics:
+    """The numbers of one server's requests, for Prometheus; two servers in one process have separate ones."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -42,6 +44,20 @@ class Metrics:
         self._seconds = Histogram(
             "carrel_http_request_seconds", "Until answered", ["route"], buckets=_SECONDS, registry=self._registry
         )
+
+    def add_request(self, method: str, route: str, status: int, seconds: float) -> None:
+        self._requests.labels(method if method in _METHODS else "other", route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class Metrics(HttpMetrics):
+    """The numbers of a server with sessions."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.sessions = Counter("carrel_sessions_created", "Sessions requested", registry=self._registry)
         self.commands = Counter("carrel_commands", "Commands requested", registry=self._registry)
         self.runs = Counter("carrel_runs", "Runs of code requested", registry=self._registry)
@@ -51,13 +67,6 @@ class Metrics:
     def count_live(self, count: Callable[[], float]) -> None:
         """Read the number of live sessions from this function."""
         self._live.set_function(count)
-
-    def add_request(self, method: str, route: str, status: int, seconds: float) -> None:
-        self._requests.labels(method if method in _METHODS else "other", route, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
-
-    def text(self) -> bytes:
-        return generate_latest(self._registry)
 
 
 class EdgeMiddleware:
@@ -72,13 +81,13 @@ class EdgeMiddleware:
             await self._app(scope, receive, send)
             return
         start = time.perf_counter()
-        status = 500
+        status, has_started = 500, False
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal status
+            nonlocal status, has_started
             if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = [*message.get("headers", []), *_HEADERS]
+                status, has_started = message["status"], True
+                headers = [*message.get("headers", []), *SECURITY_HEADERS]
                 if scope["path"].startswith(PREFIX):
                     headers.append(_DATA_ONLY)
                 message = {**message, "headers": headers}
@@ -86,6 +95,11 @@ class EdgeMiddleware:
 
         try:
             await self._app(scope, receive, send_with_headers)
+        except StorageError as problem:
+            # Of the layers around the routes, which answer for themselves.
+            if has_started:
+                raise
+            await send_error(send_with_headers, 503, str(problem), type(problem), [(b"retry-after", b"1")])
         finally:
             route = getattr(scope.get("route"), "path", "unknown").removeprefix(PREFIX)
             self._metrics.add_request(str(scope["method"]), route, status, time.perf_counter() - start)
@@ -148,6 +162,8 @@ class IdempotencyMiddleware:
         self._app = app
         self._answers = answers
         self._running: dict[str, asyncio.Event] = {}
+        self._unkept: OrderedDict[str, KeptAnswer] = OrderedDict()
+        """Answers that could not be written yet."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope.get("headers", ()))
@@ -159,8 +175,7 @@ class IdempotencyMiddleware:
         if body is None:
             return
         key: ApiKey = scope["state"]["key"]
-        # The limits are part of the name, so that no key gets an answer that it could not get by itself.
-        name = _digest(key.name, scope["path"], given, *([key.limits] if key.limits else []))
+        name = request_id(key, scope["path"], given)
         content = _digest(scope.get("query_string", b""), body)
         while (running := self._running.get(name)) is not None:
             await running.wait()
@@ -168,7 +183,9 @@ class IdempotencyMiddleware:
         scope["state"]["request_id"] = name
         session_id = _session_of(scope["path"], name)
         try:
-            kept = await self._answers.get(session_id, name)
+            if (unkept := self._unkept.get(name)) is not None:
+                await self._keep(session_id, name, unkept)
+            kept = unkept or await self._answers.get(session_id, name)
             if kept is None:
                 await self._answer(session_id, name, content, scope, body, receive, send)
             elif kept.content != content:
@@ -183,6 +200,9 @@ class IdempotencyMiddleware:
         self, session_id: str, name: str, content: str, scope: Scope, body: bytes, receive: Receive, send: Send
     ) -> None:
         status, sent, is_json, was_read = 0, bytearray(), False, False
+        start: Message | None = None
+        """The beginning of an answer that is kept; it is sent when the answer is in the store."""
+        not_kept: StorageError | None = None
 
         async def receive_again() -> Message:
             nonlocal was_read
@@ -192,19 +212,52 @@ class IdempotencyMiddleware:
             return {"type": "http.request", "body": body, "more_body": False}
 
         async def send_and_keep(message: Message) -> None:
-            nonlocal status, is_json
+            nonlocal status, is_json, start, not_kept
             if message["type"] == "http.response.start":
                 status = message["status"]
                 is_json = dict(message.get("headers", ())).get(b"content-type", b"").startswith(b"application/json")
-            elif len(sent) <= _MAX_ANSWER:
-                sent.extend(message.get("body", b""))
-            is_last = message["type"] == "http.response.body" and not message.get("more_body")
-            if is_last and 200 <= status < 300 and is_json and len(sent) <= _MAX_ANSWER:
+                if 200 <= status < 300 and is_json:
+                    start = message
+                else:
+                    await send(message)
+                return
+            sent.extend(message.get("body", b"") if start is not None else b"")
+            if start is None:
+                await send(message)
+                return
+            is_last = not message.get("more_body")
+            if len(sent) <= _MAX_ANSWER and not is_last:
+                return
+            if len(sent) <= _MAX_ANSWER:
                 # Before it is sent: a client that has seen the answer may rely on it.
-                await self._answers.keep(session_id, name, KeptAnswer(content, status, bytes(sent), time.time()))
-            await send(message)
+                try:
+                    await self._keep(session_id, name, KeptAnswer(content, status, bytes(sent), time.time()))
+                except StorageError as problem:
+                    # The route has answered: an error that it gets from here is reported as a bug in it.
+                    not_kept = problem
+                    return
+            beginning, start = start, None
+            await send(beginning)
+            await send({**message, "body": bytes(sent)})
 
         await self._app(scope, receive_again, send_and_keep)
+        if not_kept is not None:
+            raise not_kept
+
+    async def _keep(self, session_id: str, name: str, answer: KeptAnswer) -> None:
+        """Write an answer; if that fails, a repeat gets it from memory, and nothing is done again."""
+        self._unkept[name] = answer
+        while len(self._unkept) > _MAX_UNKEPT:
+            self._unkept.popitem(last=False)
+        await self._answers.keep(session_id, name, answer)
+        self._unkept.pop(name, None)
+
+
+def request_id(key: ApiKey, path: str, given: bytes) -> str:
+    """Return the name of a POST with this Idempotency-Key, from which the ids of what it creates are derived.
+
+    The limits are part of the name, so that no key gets an answer that it could not get by itself."""
+    return _digest(key.name, path, given, *([key.limits] if key.limits else []))
 
 
 def _session_of(path: str, request_id: str) -> str:

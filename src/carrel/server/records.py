@@ -27,7 +27,7 @@ from typing import Any, Literal, TypeVar
 import orjson
 from pydantic import BaseModel
 
-from carrel.errors import SessionExists, StorageError
+from carrel.errors import SessionElsewhere, SessionExists, StorageError
 from carrel.server.session_lists import SessionLists
 from carrel.storage.base import MISSING, Block, Store
 from carrel.text import json_bytes
@@ -50,7 +50,7 @@ EventKind = Literal["session", "interaction", "job", "run", "file", "checkpoint"
 
 _OLD_LOG = "server/sessions.jsonl"
 """Where versions up to 0.1 kept all sessions."""
-_ID = re.compile(r"[\w.-]{1,200}")
+SESSION_ID = re.compile(r"[\w.-]{1,200}")
 ANSWERS = "server/answers"
 MAX_ANSWER_AGE = 24 * 3600.0
 """Seconds for which the answer to a POST with an Idempotency-Key is kept."""
@@ -66,6 +66,7 @@ class RecordStore:
     def __init__(self, store: Store, server: str = "main") -> None:
         """`server` names the server whose live sessions are marked as its own."""
         self.store = store
+        self._server = server
         self._live = f"server/live/{server}"
         self._lists = SessionLists(store)
         self._operation_index: OrderedDict[str, dict[str, int]] = OrderedDict()
@@ -96,11 +97,27 @@ class RecordStore:
             await self._discard(id_)
             raise
 
+    async def reopen_session(self, record: SessionRecord) -> None:
+        """Write that a paused session is live again; SessionElsewhere if another node has opened it meanwhile."""
+        id_ = record.session_id
+        key, mark = _record_key(id_), f"{self._live}/{id_}"
+        stamp = await self.store.stamp(key)
+        before = _read_record(id_, await self.store.get(key))
+        is_elsewhere = before is not None and before.is_live and before.node != record.node
+        if not is_elsewhere:
+            await self.store.put(mark, b"{}")
+            is_elsewhere = await self.store.put(key, record.model_dump_json().encode(), expect=stamp or MISSING) is None
+        if is_elsewhere:
+            await self.store.delete(mark)
+            raise SessionElsewhere(f"session {id_} was opened on another node")
+        self._unsaved.pop(id_, None)
+        await self.append_event(id_, "session", record)
+
     async def _discard(self, session_id: str) -> None:
         """Remove what was written of a session that could not be written completely."""
         self._operation_index.pop(session_id, None)
         try:
-            await self.store.delete(_folder(session_id))
+            await self.store.delete(session_folder(session_id))
             await self.store.delete(f"{self._live}/{session_id}")
         except StorageError as problem:
             logger.warning("session %s was not removed: %s", session_id, problem)
@@ -113,6 +130,11 @@ class RecordStore:
         except StorageError as problem:
             logger.warning("session %s could not be written: %s", record.session_id, problem)
 
+    @property
+    def has_unsaved(self) -> bool:
+        """Whether something could not be written yet."""
+        return bool(self._unsaved or self._unwritten)
+
     async def save_unsaved(self) -> None:
         """Write the records that could not be written before."""
         for record in list(self._unsaved.values()):
@@ -123,7 +145,11 @@ class RecordStore:
         await self.store.put(_record_key(id_), record.model_dump_json().encode())
         await self.append_event(id_, "session", record)
         if not record.is_live:
-            await self._lists.add(record.user_id, record.status, id_)
+            since = (record.requested_at or record.expires_at).date()
+            if record.durable:  # It may have ended before.
+                await self._lists.add_missing(record.user_id, record.status, id_, since)
+            else:
+                await self._lists.add(record.user_id, record.status, id_)
             await self.store.delete(f"{self._live}/{id_}")
         if self._unsaved.get(id_) is record:
             del self._unsaved[id_]
@@ -131,14 +157,18 @@ class RecordStore:
     async def get_session(self, session_id: str) -> SessionRecord | None:
         if (unsaved := self._unsaved.get(session_id)) is not None:
             return unsaved
-        if _ID.fullmatch(session_id) is None:
+        if SESSION_ID.fullmatch(session_id) is None:
             return None
         data = await self.store.get(_record_key(session_id))
         return _read_record(session_id, data)
 
+    async def get_sessions(self, ids: list[str]) -> dict[str, SessionRecord]:
+        """Return the records of those that there are, by id."""
+        return {record.session_id: record for record in await self._get_sessions(ids)}
+
     async def _get_sessions(self, ids: list[str]) -> list[SessionRecord]:
         """Return the records of those that there are, in this order."""
-        ids = [id_ for id_ in ids if _ID.fullmatch(id_) is not None]  # Not those of damaged lines.
+        ids = [id_ for id_ in ids if SESSION_ID.fullmatch(id_) is not None]  # Not those of damaged lines.
         found = await self.store.get_many([_record_key(id_) for id_ in ids])
         records = [self._unsaved.get(id_) or _read_record(id_, data) for id_, data in zip(ids, found, strict=True)]
         return [record for record in records if record is not None]
@@ -154,8 +184,10 @@ class RecordStore:
             shown = live[(page - 1) * page_size : page * page_size]
             return SessionList(sessions=shown, total_count=len(live), has_more=page * page_size < len(live))
         found = await self._lists.page(user, status or "all", (page - 1) * page_size, page_size, cursor)
+        records = await self._get_sessions(found.ids)
         return SessionList(
-            sessions=await self._get_sessions(found.ids),
+            # A durable session that was resumed is in the list of its earlier status too.
+            sessions=[record for record in records if status in (None, record.status)],
             total_count=found.total_count,
             has_more=found.next_cursor is not None,
             next_cursor=found.next_cursor,
@@ -172,6 +204,9 @@ class RecordStore:
             if record is None:
                 await self._discard(id_)
                 continue
+            if record.is_live and record.node not in (None, self._server):
+                await self.store.delete(key)  # Another node has opened it.
+                continue
             since = (record.requested_at or record.expires_at).date()
             await self._lists.add_missing(record.user_id, "all", id_, since)
             if record.is_live:
@@ -184,7 +219,7 @@ class RecordStore:
     async def delete_session(self, record: SessionRecord) -> None:
         """Remove everything that is known of a session; lists that name it are cleaned by `SessionLists.sweep`."""
         id_ = record.session_id
-        for key in (f"sessions/{id_}", f"{ANSWERS}/{id_}", f"{self._live}/{id_}", _folder(id_)):
+        for key in (f"sessions/{id_}", f"{ANSWERS}/{id_}", f"{self._live}/{id_}", session_folder(id_)):
             await self.store.delete(key)
         self._operation_index.pop(id_, None)
         self._unwritten.pop(id_, None)
@@ -194,7 +229,10 @@ class RecordStore:
         """Yield the sessions that ended before this moment, for the caller to delete; then clean the lists."""
 
         async def is_left(session_id: str) -> bool:
-            return _ID.fullmatch(session_id) is not None and await self.store.stamp(_record_key(session_id)) is not None
+            return (
+                SESSION_ID.fullmatch(session_id) is not None
+                and await self.store.stamp(_record_key(session_id)) is not None
+            )
 
         for user in await self._lists.users():
             async for session_id in self._lists.ids_until(user, before.date()):
@@ -253,6 +291,13 @@ class RecordStore:
             self._unwritten.setdefault(operation.session_id, {})[_id_of(operation)] = operation
             logger.warning("the log of session %s could not be written: %s", operation.session_id, problem)
 
+    async def ensure_written(self, session_id: str, operation_id: str) -> None:
+        """Write an operation that could not be written before; StorageError if it still cannot."""
+        operation = self._unwritten.get(session_id, {}).get(operation_id)
+        if operation is not None:
+            await self.add_operation(operation)
+            self._unwritten.get(session_id, {}).pop(operation_id, None)
+
     async def get_operation(self, session_id: str, operation_id: str) -> Operation | None:
         if (unwritten := self._unwritten.get(session_id, {}).get(operation_id)) is not None:
             return unwritten
@@ -290,17 +335,17 @@ class RecordStore:
 
     async def put_output(self, session_id: str, job_id: str, name: str, text: bytes) -> None:
         """Keep the complete output of a verification, of which its result contains only a part."""
-        await self.store.put(f"{_folder(session_id)}/{job_id}/{name}", text)
+        await self.store.put(f"{session_folder(session_id)}/{job_id}/{name}", text)
 
     async def get_output(self, session_id: str, job_id: str, name: str) -> bytes | None:
-        return await self.store.get(f"{_folder(session_id)}/{job_id}/{name}")
+        return await self.store.get(f"{session_folder(session_id)}/{job_id}/{name}")
 
     async def put_diff(self, session_id: str, diff: WorkspaceDiff) -> None:
         """Keep what a session had changed when it ended."""
-        await self.store.put(f"{_folder(session_id)}/diff.json", diff.model_dump_json().encode())
+        await self.store.put(f"{session_folder(session_id)}/diff.json", diff.model_dump_json().encode())
 
     async def get_diff(self, session_id: str) -> WorkspaceDiff | None:
-        data = await self.store.get(f"{_folder(session_id)}/diff.json")
+        data = await self.store.get(f"{session_folder(session_id)}/diff.json")
         return WorkspaceDiff.model_validate_json(data) if data is not None else None
 
     # --- earlier versions -------------------------------------------------------------------------------------------
@@ -417,21 +462,22 @@ def _answer_key(session_id: str, name: str) -> str:
     return f"{ANSWERS}/{session_id}/{name}"
 
 
-def _folder(session_id: str) -> str:
+def session_folder(session_id: str) -> str:
+    """Return the key below which the records of a session are."""
     return f"server/sessions/{session_id}"
 
 
 def _record_key(session_id: str) -> str:
-    return f"{_folder(session_id)}/record.json"
+    return f"{session_folder(session_id)}/record.json"
 
 
 def _log(session_id: str) -> str:
-    return f"{_folder(session_id)}/log.jsonl"
+    return f"{session_folder(session_id)}/log.jsonl"
 
 
 def _read_record(session_id: str, data: bytes | None) -> SessionRecord | None:
     """Return a record; one that is damaged is reported, and only its session is missing."""
-    if data is None or _ID.fullmatch(session_id) is None:
+    if data is None or SESSION_ID.fullmatch(session_id) is None:
         return None
     try:
         return SessionRecord.model_validate_json(data)

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from carrel.errors import (
-    CarrelError,
     ConfigurationError,
     ExecutorClosed,
     ForkRefused,
     JobNotFound,
-    ServerBusy,
+    NodeLost,
+    NodeUnreachable,
+    SessionElsewhere,
     SessionExists,
     SessionNotFound,
     SessionNotReady,
     StorageError,
     TooManySessions,
 )
-from carrel.execution.config import SubprocessConfig
-from carrel.execution.executor import Executor, OnOutput
-from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.library.tools.approval import ApprovalRequest, Approver, Decision
+from carrel.execution.executor import OnOutput
 from carrel.server.approvals import ApprovalQueue
 from carrel.server.executor_pool import ExecutorPool
 from carrel.server.hosted_session import (
@@ -32,21 +31,37 @@ from carrel.server.hosted_session import (
     HostedStorage,
     OpenWorkspace,
     OperationT,
-    interrupted,
+    checkpoint_record,
     read_diff,
     require_operation,
+    settle,
 )
+from carrel.server.node import NODE_LOST, Node, StoreLock, node_lost_error
+from carrel.server.recorded_files import read_recorded
 from carrel.server.records import AnswerStore, RecordStore, now, session_id_from
+from carrel.server.retention import Retention
 from carrel.server.settings import ServerSettings
-from carrel.session import Checkpoint, Session, StorageBackend
-from carrel.storage.base import Lock
+from carrel.server.workspaces import Workspaces
+from carrel.session import (
+    RecordedState,
+    Session,
+    StorageBackend,
+    compare_files,
+    find_point,
+    read_state,
+    store_of,
+)
+from carrel.session.durable import delete_state, read_record
 from carrel.tasks.dataset import Datasets
-from carrel.tasks.environment import prepare_sample
 from carrel.tasks.sample import Sample
+from carrel.version import __version__
 from carrel.wire.answers import (
     ApprovalRecord,
     CheckpointRecord,
+    FileChangeRecord,
+    FileEntryRecord,
     Interaction,
+    NodeInfo,
     RewoundSession,
     SessionRecord,
     TracePage,
@@ -59,15 +74,20 @@ logger = logging.getLogger(__name__)
 
 HOLD_SECONDS = 1.0
 """How long a GET of something unfinished is held: clients of this API repeat it only after 3 seconds."""
-_LOCK = "server/lock"
-_SWEEP_SECONDS = 3600.0
-"""How often expired records are deleted."""
 
 
 class SessionManager:
     """The sessions of one server. Every method that takes a user gives access to that user's sessions only."""
 
-    def __init__(self, storage: StorageBackend, datasets: Datasets, settings: ServerSettings | None = None) -> None:
+    def __init__(
+        self,
+        storage: StorageBackend,
+        datasets: Datasets,
+        settings: ServerSettings | None = None,
+        node: Node | None = None,
+    ) -> None:
+        """`node` makes it part of a cluster; its lease guards the writes of `storage`."""
+        self.node = node
         self.storage = storage
         self.datasets = datasets
         self.settings = settings or ServerSettings()
@@ -78,10 +98,16 @@ class SessionManager:
         self._supervisors: dict[str, asyncio.Task[None]] = {}
         """Each waits until its session is over, and then ends it."""
         self._pool = ExecutorPool(self.settings.prewarmed)
+        self._workspaces = Workspaces(
+            storage, self.settings, self._pool, self.approvals, self.records, self._pause_hosted
+        )
         self._verifications = asyncio.Semaphore(self.settings.verifications)
-        self._sweeper: asyncio.Task[None] | None = None
-        self._lock: Lock | None = None
+        self._retention = Retention(
+            storage, self.records, self.answers, self.approvals, self.settings.retention, self._hosted.keys()
+        )
+        self._lock = StoreLock(storage.store)
         self._closed = False
+        self._started_at = now()
 
     # --- the life of the server -------------------------------------------------------------------------------------
 
@@ -89,79 +115,43 @@ class SessionManager:
         """Take the store, and end the sessions that an earlier process of this server left live.
 
         `ServerBusy` if another server uses the store."""
-        store = self.storage.store
-        self._lock = await store.lock(_LOCK, wait=False)
-        if self._lock is None:
-            owner = await store.lock_owner(_LOCK)
-            raise ServerBusy(f"another server ({owner}) uses this store; stop it, or give this one another --store")
+        await (self._lock.take() if self.node is None else self.node.check_store())
         await self.records.import_old_log()
         for record in await self.records.sessions_left_live():
             try:
-                await self._settle(record)
+                await settle(self.records, record, self._left_live_error())
             except StorageError as problem:
                 logger.warning("session %s could not be ended in its records: %s", record.session_id, problem)
-        self._sweeper = asyncio.create_task(self._sweep_regularly())
+        self._retention.start()
 
-    async def _settle(self, record: SessionRecord) -> None:
-        """End a session whose process is gone, with its operations."""
-        for operation in await self.records.operations(record.session_id):
-            if (ended := interrupted(operation)) is not None:
-                await self.records.save_operation(ended)
-        ended_at = now()
-        changes = {
-            # Clients that wait for a session to be ready stop waiting only for an error.
-            "status": "error" if record.status == "creating" else "terminated",
-            "error": ErrorInfo(
-                code="interrupted", message="the server was stopped, and the session's processes with it"
-            ),
-            "closed_at": ended_at,
-            "duration_seconds": (ended_at - record.created_at).total_seconds() if record.created_at else 0.0,
-            "lifecycle": "ended",
-        }
-        await self.records.save_session(record.model_copy(update=changes))
+    def _left_live_error(self) -> ErrorInfo:
+        if self.node is not None:
+            return node_lost_error(self.settings.name)
+        return ErrorInfo(code="interrupted", message="the server was stopped, and the session's processes with it")
 
     async def lost(self) -> None:
         """Wait until the store may be used by another server, which then ends the sessions of this one."""
-        assert self._lock is not None
-        await self._lock.lost.wait()
+        await (self._lock.lost() if self.node is None else self.node.over())
 
     async def shutdown(self) -> None:
         """End every session, with what runs in them. Calling it twice has no effect."""
         self._closed = True
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.wait({self._sweeper})
-        reason = "the server was stopped"
-        await asyncio.gather(*(self._end(hosted, reason) for hosted in list(self._hosted.values())))
+        await self._retention.close()
+        if self.node is not None:
+            await self.node.prepare_end()
+        await self.end_all("the server was stopped")
         if self._supervisors:
             await asyncio.wait(list(self._supervisors.values()))
         await self._pool.close()
-        if self._lock is not None:
-            lock, self._lock = self._lock, None
-            await lock.release()
+        await self._lock.release()
 
-    # --- retention --------------------------------------------------------------------------------------------------
-
-    async def _sweep_regularly(self) -> None:
-        while True:
-            try:
-                await self.sweep()
-            except CarrelError as problem:
-                logger.warning("old records could not be deleted: %s", problem)
-            await asyncio.sleep(_SWEEP_SECONDS)
+    async def end_all(self, reason: str) -> None:
+        """End every session; new ones can be created."""
+        await asyncio.gather(*(self._end(hosted, reason) for hosted in list(self._hosted.values())))
 
     async def sweep(self) -> None:
         """Delete what is kept no longer: answers, and the records of sessions that ended long ago."""
-        await self.records.save_unsaved()
-        await self.answers.sweep()
-        if self.settings.retention is None:
-            return
-        conversations = self.storage.get_session_store()
-        async for record in self.records.sweep(now() - self.settings.retention):
-            if record.session_id not in self._hosted:
-                await conversations.delete_session(record.session_id)
-                await self.approvals.delete(record.user_id, record.session_id)
-                await self.records.delete_session(record)
+        await self._retention.sweep()
 
     # --- creating sessions ------------------------------------------------------------------------------------------
 
@@ -180,13 +170,18 @@ class SessionManager:
             raise ConfigurationError(
                 "network: this server gives sessions no network; it would have to be started with --allow-network"
             )
-        hosted = self._new(user, id_, sample, request.ttl_minutes)
+        hosted = self._new(user, id_, sample, request.ttl_minutes, durable=request.durable)
+        return await self._open(hosted, user, sample, request)
+
+    async def _open(
+        self, hosted: HostedSession, user: str, sample: Sample | None, request: CreateSession
+    ) -> SessionRecord:
         # The workspace is opened while the session is written; the supervisor begins when both are under way.
-        hosted.open(lambda: self._open_workspace(user, id_, sample, request))
+        hosted.open(lambda: self._workspaces.open(user, hosted.id, sample, request))
         try:
             await hosted.add()
         except BaseException:
-            self._hosted.pop(id_, None)
+            self._hosted.pop(hosted.id, None)
             raise
         self._supervise(hosted)
         return hosted.record
@@ -201,14 +196,15 @@ class SessionManager:
         return session_id_from(request_id) if request_id is not None else secrets.token_hex(16)
 
     def _new(
-        self, user: str, session_id: str, sample: Sample | None, ttl_minutes: int, parent: str | None = None
+        self,
+        user: str,
+        session_id: str,
+        sample: Sample | None,
+        ttl_minutes: int,
+        parent: str | None = None,
+        *,
+        durable: bool = False,
     ) -> HostedSession:
-        if self._closed:
-            raise SessionNotReady("the server is being stopped")
-        if session_id in self._hosted:
-            raise SessionExists(f"there is a session {session_id!r} already")
-        if self.live_count >= self.settings.max_sessions:
-            raise TooManySessions(f"this server has {self.live_count} live sessions, which is its maximum")
         requested_at = now()
         record = SessionRecord(
             session_id=session_id,
@@ -220,47 +216,76 @@ class SessionManager:
             user_id=user,
             ttl_minutes=ttl_minutes,
             parent_session_id=parent,
+            node=self.node.name if self.node is not None else None,
+            durable=durable,
         )
-        hosted = HostedSession(record, self.records, verifications=self._verifications, hide_paths=self.hide_paths)
-        self._hosted[session_id] = hosted
+        return self._host(record)
+
+    def _host(self, record: SessionRecord, *, resumes: bool = False) -> HostedSession:
+        if self._closed:
+            raise SessionNotReady("the server is being stopped")
+        if self.node is not None and self.node.is_draining:
+            raise NodeUnreachable(f"node {self.node.name} is being drained and takes no new sessions")
+        if record.session_id in self._hosted:
+            raise SessionExists(f"there is a session {record.session_id!r} already")
+        if self.live_count >= self.settings.max_sessions:
+            raise TooManySessions(f"this server has {self.live_count} live sessions, which is its maximum")
+        hosted = HostedSession(
+            record,
+            self.records,
+            verifications=self._verifications,
+            hide_paths=self.hide_paths,
+            resumes=resumes,
+        )
+        self._hosted[record.session_id] = hosted
         return hosted
 
-    async def _open_workspace(
-        self, user: str, session_id: str, sample: Sample | None, request: CreateSession
-    ) -> OpenWorkspace:
-        executor: Executor
-        approve: Approver | None = None
-        if sample is None:
-            network = bool(request.network)
-            config = SubprocessConfig(
-                default_timeout=None,
-                sandbox=self.settings.sandbox,
-                network=network,
-                allow_runtime_deps=network,
-                tools_path=self.settings.tools,
-            )
-            prepared, executor, approve = None, SubprocessExecutor(config), self._approver(user)
-        else:
-            prepared = await prepare_sample(sample, self.settings.cache_dir, sandbox=self.settings.sandbox)
-            executor = await self._pool.take(prepared)
-        session = Session(HostedStorage(self.storage), executor, session_id=session_id, approve=approve)
-        try:
-            await session.start()
-            for path, text in request.files.items():
-                await executor.write_file(path, text)
-        except BaseException:
-            await session.close()
-            raise
-        return OpenWorkspace(executor, session, prepared)
+    async def pause(self, user: str, session_id: str) -> SessionRecord:
+        """Save and close a durable session; one that is paused stays as it is."""
+        record = await self.get(user, session_id)
+        hosted = self._hosted.get(session_id)
+        if not record.durable:
+            raise SessionNotReady("the session is not durable, so it cannot be paused; create one with `durable: true`")
+        if hosted is not None:
+            return await self._end(hosted, "its user paused it", closed=True)
+        if record.lifecycle != "paused":
+            raise SessionNotReady(f"the session is {record.status} and has no stored state, so it cannot be paused")
+        return record
 
-    def _approver(self, user: str) -> Approver:
-        async def approve(request: ApprovalRequest) -> Decision:
-            async def note(record: ApprovalRecord) -> None:
-                await self.records.append_event(record.session_id, "approval", record)
+    async def _pause_hosted(self, session_id: str) -> None:
+        """Another process has asked for the session, or taken it over."""
+        hosted = self._hosted.get(session_id)
+        if hosted is not None:
+            await self._end(hosted, "another process paused it", closed=True)
 
-            return await self.approvals.ask(user, request, note)
-
-        return approve
+    async def resume(self, user: str, session_id: str) -> SessionRecord:
+        """Begin to open a paused session again; `wait_ready` waits for it. One that is live stays as it is."""
+        record = await self.get(user, session_id)
+        if session_id in self._hosted:
+            return record
+        if record.is_live:
+            return (await self.hosted(user, session_id)).record  # SessionElsewhere if another node has it.
+        if record.lifecycle != "paused":
+            raise SessionNotReady(f"the session is {record.status} and has no stored state, so it cannot be resumed")
+        sample = None
+        if record.dataset:
+            dataset = await asyncio.to_thread(self.datasets.get, record.dataset)
+            sample = dataset.sample(record.sample_id)
+        state = await read_record(self.storage.store, session_id)
+        network = None
+        if sample is None and state is not None:
+            network = bool(state.settings.get("network")) and self.settings.network
+        if (live := self._hosted.get(session_id)) is not None:
+            return live.record  # It was resumed meanwhile.
+        until = now() + timedelta(minutes=record.ttl_minutes)
+        changes = {"status": "creating", "lifecycle": "live", "error": None, "closed_at": None, "expires_at": until}
+        if self.node is not None:
+            changes["node"] = self.node.name
+        hosted = self._host(record.model_copy(update=changes), resumes=True)
+        request = CreateSession(
+            dataset=record.dataset, sample_id=record.sample_id, network=network, durable=True, session_id=None
+        )
+        return await self._open(hosted, user, sample, request)
 
     async def fork(
         self, user: str, session_id: str, request: ForkSession, request_id: str | None = None
@@ -332,6 +357,10 @@ class SessionManager:
         """Return a live session; SessionNotReady if it has ended or is being closed."""
         record = await self.get(user, session_id)
         hosted = self._hosted.get(session_id)
+        if hosted is None and record.is_live and record.node not in (None, self.settings.name):
+            raise SessionElsewhere(f"session {session_id} is on node {record.node}")
+        if hosted is None and record.error is not None and record.error.code == NODE_LOST:
+            raise NodeLost(f"session {session_id}: {record.error.message}")
         if hosted is None or hosted.ending is not None:
             raise SessionNotReady(f"the session is {record.status if hosted is None else hosted.ending}")
         return hosted
@@ -341,6 +370,21 @@ class SessionManager:
         record = await self.get(user, session_id)
         hosted = self._hosted.get(session_id)
         return record if hosted is None else await hosted.wait_ready(HOLD_SECONDS if seconds is None else seconds)
+
+    def info(self, url: str) -> NodeInfo:
+        """Describe this server as a node."""
+        is_open = not self._closed and (self.node is None or self.node.state == "ready")
+        return NodeInfo(
+            name=self.settings.name,
+            url=url,
+            state=self.node.state if self.node is not None else "ready",
+            sessions=self.live_count,
+            free_slots=max(0, self.settings.max_sessions - self.live_count) if is_open else 0,
+            samples=self._pool.samples(),
+            version=__version__,
+            load=os.getloadavg()[0] / (os.cpu_count() or 1),
+            started_at=self._started_at,
+        )
 
     @property
     def live_count(self) -> int:
@@ -362,12 +406,35 @@ class SessionManager:
             return kept
         return await read_diff((await self.hosted(user, session_id)).executor())
 
+    async def state(self, user: str, session_id: str, at: str) -> RecordedState:
+        """Return what was recorded of a session up to a point; PointNotFound."""
+        await self.get(user, session_id)
+        await self.flush_trace(session_id)
+        point = await find_point(self.storage, session_id, at)
+        return await read_state(store_of(self.storage), session_id, point)
+
+    async def recorded_diff(self, user: str, session_id: str, first: str, last: str) -> WorkspaceDiff:
+        """Return how the files differ from one point to another, by what was recorded."""
+        states = [await self.state(user, session_id, at) for at in (first, last)]
+        found = await compare_files(store_of(self.storage), *states)
+        changes = [FileChangeRecord(path=each.path, kind=each.kind, size=each.size) for each in found.changes]
+        return WorkspaceDiff(diff=found.diff, changes=changes)
+
+    async def recorded_file(self, user: str, session_id: str, path: str, at: str) -> bytes | list[FileEntryRecord]:
+        """Return the content of a file at a point, or the changed files below a folder; FileNotFoundError."""
+        state = await self.state(user, session_id, at)
+        return await read_recorded(store_of(self.storage), state, path, at)
+
     async def trace(self, user: str, session_id: str, after: int, limit: int) -> TracePage:
         """Return the steps of a session after this line of its trace."""
         await self.get(user, session_id)
+        await self.flush_trace(session_id)
+        return await self.records.trace(session_id, after, limit)
+
+    async def flush_trace(self, session_id: str) -> None:
+        """Write what a live session has noted so far."""
         if (hosted := self._hosted.get(session_id)) is not None:
             await hosted.flush_trace()
-        return await self.records.trace(session_id, after, limit)
 
     # --- commands and verifications ---------------------------------------------------------------------------------
 
@@ -411,7 +478,11 @@ class SessionManager:
         await self.get(user, session_id)
         hosted = self._hosted.get(session_id)
         if hosted is not None:
-            return await hosted.wait(kind, operation_id, HOLD_SECONDS if seconds is None else seconds)
+            operation = await hosted.wait(kind, operation_id, HOLD_SECONDS if seconds is None else seconds)
+            if self.node is not None:
+                # What was answered must be known to the others, should this node be lost.
+                await self.records.ensure_written(session_id, operation_id)
+            return operation
         return require_operation(kind, operation_id, await self.records.get_operation(session_id, operation_id))
 
     async def cancel(self, user: str, session_id: str, kind: type[OperationT], operation_id: str) -> OperationT:
@@ -443,10 +514,16 @@ class SessionManager:
     # --- ending sessions --------------------------------------------------------------------------------------------
 
     async def close(self, user: str, session_id: str) -> SessionRecord:
-        """End a session; one that has ended stays as it is."""
+        """End a session; one that has ended stays as it is. A durable one is paused, and ended the second time."""
         record = await self.get(user, session_id)
         hosted = self._hosted.get(session_id)
-        return record if hosted is None else await self._end(hosted, "its user closed it", closed=True)
+        if hosted is not None:
+            return await self._end(hosted, "its user closed it", closed=True)
+        if record.lifecycle == "paused":
+            await delete_state(self.storage, session_id)
+            record = record.model_copy(update={"lifecycle": "ended"})
+            await self.records.save_session(record)
+        return record
 
     def _supervise(self, hosted: HostedSession) -> None:
         async def end_when_over() -> None:
@@ -461,11 +538,6 @@ class SessionManager:
         record = await hosted.close("closed" if closed else "terminated", reason)
         self._hosted.pop(record.session_id, None)
         return record
-
-
-def checkpoint_record(point: Checkpoint) -> CheckpointRecord:
-    """Return a checkpoint as an answer."""
-    return CheckpointRecord(id=point.id, label=point.label, messages=point.message_count, made_at=point.created_at)
 
 
 def _refuse_ending(hosted: HostedSession) -> None:

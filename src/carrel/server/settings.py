@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -10,10 +11,21 @@ from typing import Literal, get_args
 
 from carrel.execution.config import SandboxMode
 from carrel.home import resolve_carrel_home
-from carrel.session import FileStorage, SharedStorage, open_shared_storage
+from carrel.session import RECORDED, FileStorage, Recorded, SharedStorage, open_shared_storage
+from carrel.storage.leases import LEASE_SECONDS
 
 PageMode = Literal["read", "act", "off"]
 PAGE_MODES: tuple[PageMode, ...] = get_args(PageMode)
+RecordMode = Literal["both", "variables", "files", "off"]
+RECORD_MODES: dict[RecordMode, tuple[Recorded, ...]] = {
+    "both": RECORDED,
+    "variables": ("variables",),
+    "files": ("files",),
+    "off": (),
+}
+"""What is recorded of sessions, by the values of `carrel serve --record`."""
+StoreLostMode = Literal["freeze", "end"]
+STORE_LOST_MODES: tuple[StoreLostMode, ...] = get_args(StoreLostMode)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +43,14 @@ class ServerSettings:
     """Another store that has the keys, for servers that share them; None is `store`."""
     name: str = "main"
     """The name of this server in its store: at its start it ends the sessions that it had left live under this name."""
+    join: bool = False
+    """Whether it is a node of the cluster of its store, which several servers share then."""
+    url: str | None = None
+    """Where gateways and other nodes reach a node; None: at `host` and `port`."""
+    lease: float = LEASE_SECONDS
+    """Seconds after which a node that was not heard of is lost; it freezes after half of them."""
+    on_store_lost: StoreLostMode = "freeze"
+    """What a node does with its sessions when it could not renew its lease for half of it."""
     datasets: Path | None = None
     """A folder of datasets; None is carrel's own, and the demo."""
     demo: bool | None = None
@@ -55,6 +75,8 @@ class ServerSettings:
     burst: int = 2000
     wrong_keys_per_second: float = 5.0
     """Of one address."""
+    record: Collection[Recorded] = RECORDED
+    """What is recorded of sessions for the web page: variables after runs, and changed files."""
     page: PageMode | None = None
     """What the web page may do: `read`, `act` (also change things) or `off`; None is `act` on loopback, else `read`."""
     max_body: int = 64 * 1024 * 1024

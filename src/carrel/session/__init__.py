@@ -2,6 +2,21 @@
 
 from carrel.session.call_handlers import unavailable_handlers
 from carrel.session.checkpoints import MAX_CHECKPOINTS, Checkpoint, Checkpoints, ConversationBranch, fork_conversation
+from carrel.session.durable import Resumed, SavedState
+from carrel.session.points import (
+    Point,
+    RecordedDiff,
+    RecordedState,
+    VariableChange,
+    compare_files,
+    compare_variables,
+    find_point,
+    read_state,
+    read_text,
+    recorded_checkpoints,
+    store_of,
+)
+from carrel.session.recording import RECORDED, Recorded
 from carrel.session.session import Session
 from carrel.session.storage import (
     FileStorage,
@@ -15,17 +30,32 @@ from carrel.session.storage import (
 
 __all__ = [
     "MAX_CHECKPOINTS",
+    "RECORDED",
     "Checkpoint",
     "Checkpoints",
     "ConversationBranch",
     "FileStorage",
     "MemoryStorage",
+    "Point",
     "PostgresStorage",
+    "Recorded",
+    "RecordedDiff",
+    "RecordedState",
     "RedisStorage",
+    "Resumed",
+    "SavedState",
     "Session",
     "SharedStorage",
     "StorageBackend",
+    "VariableChange",
+    "compare_files",
+    "compare_variables",
+    "find_point",
     "fork_conversation",
     "open_shared_storage",
+    "read_state",
+    "read_text",
+    "recorded_checkpoints",
+    "store_of",
     "unavailable_handlers",
 ]

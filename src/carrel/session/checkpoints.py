@@ -94,6 +94,11 @@ class ConversationBranch:
         await conversations.update(held)
         return held, held.id, conversations
 
+    async def save(self) -> None:
+        """Write every change of the typed conversation that the session holds."""
+        if self._get_held() is not None:
+            await self._saved()
+
     async def fork(self, new_id: str, undo: AsyncExitStack, *, typed: bool) -> Conversation | None:
         """Fork the conversation; return the fork if the session holds its conversation or `typed` is set.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -10,6 +10,7 @@ from carrel.embedding import EmbedderOption
 from carrel.errors import ConfigurationError
 from carrel.execution.config import Limits, Mount, ProcessSettings, SandboxMode, is_seconds
 from carrel.execution.executor import BasicExecutor
+from carrel.session.recording import Recorded
 from carrel.session.storage import FileStorage, StorageBackend
 from carrel.text import did_you_mean
 
@@ -25,10 +26,12 @@ class SessionOptions(TypedDict, total=False):
     """Called before each call of a tool marked `approval: ask`."""
     session_id: str | None
     persist: bool | None
-    """Keep variables and files when the session closes; True is refused, because it is not supported yet."""
+    """Keep files and variables for a later session with the same id; None: if there is a `session_id`."""
     conversation: Conversation | None
     on_error: Literal["raise", "skip"]
     """`skip` leaves out an invalid tool definition and logs a warning."""
+    record: Collection[Recorded]
+    """What is recorded after runs, commands and checkpoints: "variables", "files", both (default), or neither."""
     embedder: EmbedderOption
     """Finds tools, workflows, artifacts and sessions by meaning; False switches that off."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from contextlib import AsyncExitStack, aclosing, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack, cast
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
@@ -23,6 +23,7 @@ from carrel.execution.config import (
 from carrel.execution.executor import (
     ExecutionResult,
     Executor,
+    KeepsState,
     Output,
     Variable,
 )
@@ -30,6 +31,17 @@ from carrel.execution.results import closed_result, failed_result
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.session.call_handlers import CLOSED, WOULD_WAIT, CallHandlers, LibraryAccess, library_module
 from carrel.session.checkpoints import Checkpoint, Checkpoints, ConversationBranch, fork_refused
+from carrel.session.durable import (
+    STOP_SECONDS,
+    DurableState,
+    Resumed,
+    SavedState,
+    options_of,
+    read_record_file,
+    resume_note,
+    state_store,
+    why_not_durable,
+)
 from carrel.session.options import (
     ContainerOptions,
     SandboxOptions,
@@ -40,6 +52,7 @@ from carrel.session.options import (
     check_ttl,
     split_options,
 )
+from carrel.session.recording import RECORDED, Recorded, Recording
 from carrel.session.storage import MemoryStorage, StorageBackend
 from carrel.session.workspace import SessionWorkspace
 from carrel.text import html_table
@@ -76,6 +89,7 @@ class Session(SessionWorkspace):
         conversation: Conversation | None = None,
         embedder: EmbedderOption = None,
         persist: bool | None = None,
+        record: Collection[Recorded] = RECORDED,
     ) -> None:
         """The default executor is the sandboxed SubprocessExecutor.
 
@@ -88,11 +102,6 @@ class Session(SessionWorkspace):
         check_executor(executor, base)
         if session_id:
             check_id(session_id)
-        if persist:
-            raise ConfigurationError(
-                "persist=True is not supported; leave it out, and to keep variables and files of a session give it "
-                "an executor with SubprocessConfig(state_folder=…)"
-            )
         if embedder is not None:
             choose_embedder(embedder)  # Refuse an invalid one now, not at the first search.
 
@@ -101,6 +110,19 @@ class Session(SessionWorkspace):
         self.conversation = conversation
         """The typed conversation, if the session holds one; see `converse`."""
         self.id = session_id or (conversation.id if conversation is not None else uuid4().hex)
+        self._resumed: Resumed | None = None
+        self._persist = persist if persist is not None else session_id is not None
+        self._durable: DurableState | None = None
+        self._not_durable = why_not_durable(storage, executor) if self._persist else ""
+        if self._persist and not self._not_durable:
+            self._durable = DurableState(storage, self.id, cast(KeepsState, executor), self._obey_pause_request)
+        elif persist:
+            raise ConfigurationError(f"this session cannot be durable (persist=True): {self._not_durable}")
+        self._status: Literal["paused", "closed"] = "closed"
+        self.on_pause_request: Callable[[], Awaitable[Any]] | None = None
+        """Called instead of `pause` when another process asks for the session."""
+        self._resume_note = ""
+        """For the first result of a session that continues an earlier one."""
         self._embedder = embedder if embedder is not None else getattr(storage, "embedder", None)
         self._approve = approve
         self._on_error: Literal["raise", "skip"] = on_error
@@ -119,6 +141,8 @@ class Session(SessionWorkspace):
             last_message=self._last_message,
             redact=self._library.redact,
         )
+        self._record = record
+        self._recording = Recording(self.id, storage, executor, record, self._library.redact)
         self._call_handlers = CallHandlers(self._library, self._steps, executor)
         self._branch = ConversationBranch(self.id, storage, lambda: self.conversation)
         self._checkpoints = Checkpoints(executor, self._branch)
@@ -257,6 +281,17 @@ class Session(SessionWorkspace):
         return cls(storage or MemoryStorage(), executor, expires_after=seconds, **settings)
 
     @classmethod
+    def resume(cls, base: Path | str, session_id: str, **settings: Any) -> Self:
+        """Continue the session with this id on a folder, with the settings that it had.
+
+        SessionNotFound if there is none. `settings` replace those that it had, as in the constructors; environment
+        variables (`env`) are not kept, and are given again."""
+        record = read_record_file(Path(base).expanduser(), check_id(session_id))
+        kind, options = options_of(record.settings)
+        make = cls.inprocess if kind == "inprocess" else cls.subprocess
+        return make(base, **{**options, **settings, "session_id": session_id})
+
+    @classmethod
     def attach(cls, session_id: str) -> Session:
         """Return the session with this id that is open in this process; SessionNotFound if there is none.
 
@@ -277,15 +312,90 @@ class Session(SessionWorkspace):
             if not self._is_fork:  # A fork has the library of a session in which it was valid: read it when needed.
                 await self._library.get()
             self.executor.handlers.update(self._call_handlers.handlers())
-            await self.executor.start()
-            if self._sync_deps_on_start:
-                await self._steps.install("install", "requirements.txt", (await self._library.get()).deps.sync())
+            if self._durable is not None:
+                await self._durable.open()
+            try:
+                await self.executor.start()
+                if self._sync_deps_on_start:
+                    await self._steps.install("install", "requirements.txt", (await self._library.get()).deps.sync())
+                await self._resume()
+            except BaseException:
+                if self._durable is not None:
+                    await self._durable.release()
+                raise
             self._started = True
             if self._expires_after is not None:
                 self._expiry = asyncio.create_task(self._expire(self._expires_after))
 
+    async def _resume(self) -> None:
+        """Load the variables of the session that this one continues, and find out what is there of it."""
+        if self._durable is None:
+            if self._not_durable:
+                self._resumed = Resumed(await self._count_messages(), reason=self._not_durable)
+            return
+        if not self._durable.was_there:
+            self._resumed = await self._durable.resume(self._count_messages)
+            return
+        if self._durable.was_moved:
+            deps = (await self._library.get()).deps
+            if await deps.list():
+                await self._steps.install("install", "requirements.txt", deps.sync())
+        with self._steps.step("resume", self.id) as step:
+            self._resumed = await self._durable.resume(self._count_messages)
+            assert self._resumed is not None
+            step.facts |= {"variables": len(self._resumed.variables), "missing": self._resumed.missing}
+            if self._resumed.reason:
+                step.facts["reason"] = self._resumed.reason
+        self._resume_note = resume_note(self._resumed)
+
+    async def _count_messages(self) -> int:
+        if await state_store(self.storage).stamp(f"sessions/{self.id}/messages.jsonl") is None:
+            return 0
+        return (await self._branch.checkpoint("")).message_count
+
+    @property
+    def resumed(self) -> Resumed | None:
+        """After the start: what this session has of an earlier one with its id; None if it is new."""
+        return self._resumed
+
+    async def save(self) -> SavedState:
+        """Save the variables of a durable session now; its files are kept at any moment.
+
+        Returns which were saved, and why others were not. After StateNotSaved those that were saved before are
+        unchanged. Waits for a run that is under way."""
+        await self._ensure_usable()
+        if self._durable is None:
+            raise ConfigurationError(
+                f"this session is not durable, so it cannot be saved: {self._not_durable or 'it has no session_id'}"
+            )
+        await self._branch.save()
+        return await self._durable.save()
+
+    async def pause(self) -> str:
+        """Save and close a durable session, and return its id: a later session with this id continues it.
+
+        Running code is interrupted, and running commands end. What could not be saved is in the `resumed` of the later
+        session."""
+        if self._durable is None:
+            raise ConfigurationError(
+                f"this session is not durable, so it cannot be paused: {self._not_durable or 'it has no session_id'}"
+            )
+        if not self._closed:
+            self._status = "paused"
+            if self._run_lock.locked() and await self.interrupt():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(STOP_SECONDS), self._run_lock:
+                        pass
+        await self.close()
+        return self.id
+
+    async def _obey_pause_request(self) -> None:
+        await (self.on_pause_request or self.pause)()
+
     async def close(self) -> None:
-        """End everything that belongs to the session. Calling it twice has no effect; both calls wait for the end."""
+        """End everything that belongs to the session. Calling it twice has no effect; both calls wait for the end.
+
+        A durable session is saved first, unless code is running."""
         if self._expiry is not None and self._expiry is not asyncio.current_task():
             self._expiry.cancel()
         self._closed = True
@@ -304,7 +414,20 @@ class Session(SessionWorkspace):
                 stack.push_async_callback(self.storage.close)
             stack.push_async_callback(self._trace_log.flush)
             stack.push_async_callback(self._library.close)
-            await self.executor.close()
+            if self._durable is not None:
+                stack.push_async_callback(self._durable.close, self._status)
+            stack.push_async_callback(self.executor.close)
+            if self._durable is not None and self._started:
+                await self._save_last(self._durable)
+            await self._recording.close(is_busy=self._run_lock.locked(), is_paused=self._status == "paused")
+
+    async def _save_last(self, durable: DurableState) -> None:
+        with self._steps.step("pause" if self._status == "paused" else "close", self.id) as step:
+            await self._branch.save()
+            record = await durable.save_last(self._run_lock.locked)
+            step.facts |= {"variables": len(record.variables), "missing": record.missing}
+            if record.not_saved:
+                step.facts["reason"] = record.not_saved
 
     async def _expire(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -328,6 +451,8 @@ class Session(SessionWorkspace):
         """Clear the variables; library, files and conversation stay."""
         await self._ensure_usable()
         await self.executor.reset()
+        self._note_change()
+        await self._recording.note("reset")
 
     def supports(self, capability: str) -> bool:
         """Return whether a capability is active on this machine now."""
@@ -387,6 +512,7 @@ class Session(SessionWorkspace):
         async with self._run_lock:
             self._refuse_closed()
             id_ = check_id(session_id) if session_id is not None else uuid4().hex
+            await self._recording.note("fork", fork=id_)
             with fork_refused("forked"):
                 executor = await self.executor.fork()
                 async with AsyncExitStack() as undo:
@@ -413,11 +539,14 @@ class Session(SessionWorkspace):
             executor,
             expires_after=self._expires_after,
             session_id=session_id,
+            persist=False,
             conversation=conversation,
             approve=self._approve,
             on_error=self._on_error,
             embedder=self._embedder,
+            record=self._record,
         )
+        copy._recording.begin_as_fork(self._recording, self.id)
         copy._library.add_tools_of(self._library)
         copy._is_fork = True
         return copy
@@ -434,6 +563,7 @@ class Session(SessionWorkspace):
             with self._steps.step("checkpoint", label) as step:
                 point = await self._checkpoints.create(label)
                 step.facts |= {"checkpoint": point.id, "messages": point.message_count}
+                await self._recording.note("checkpoint", step, point=point.id, label=label, seq=point.seq)
         return point
 
     async def rewind(self, to: Checkpoint | str | int) -> Checkpoint:
@@ -449,6 +579,8 @@ class Session(SessionWorkspace):
             with self._steps.step("rewind", point.label) as step:
                 step.facts |= {"checkpoint": point.id, "messages": point.message_count}
                 await self._checkpoints.rewind(point)
+                self._note_change()
+                await self._recording.note("rewind", step, point=point.id, label=point.label, seq=point.seq)
         return point
 
     def checkpoints(self) -> list[Checkpoint]:
@@ -491,6 +623,7 @@ class Session(SessionWorkspace):
                     self.sample, executor, cache=executor.cache, keep=keep, prepared=executor.prepared
                 )
                 step.facts |= {"verdict": result.outcome}
+                await self._recording.note("verify", step, outcome=result.outcome)
         return result
 
     # --- code -------------------------------------------------------------------------------------------------------
@@ -504,8 +637,10 @@ class Session(SessionWorkspace):
             if problem is not None:
                 return problem
             with self._steps.run(code) as step:
+                self._recording.begin_run(step)
                 result = await self.executor.run(code, timeout)
-                _note_result(step, result)
+                self._note_result(step, result)
+            self._recording.end_run(step, is_lost=result.state == "lost")
             return result
 
     async def stream(self, code: str, timeout: float | None = None) -> AsyncGenerator[Output | ExecutionResult]:
@@ -519,11 +654,29 @@ class Session(SessionWorkspace):
                 yield problem
                 return
             with self._steps.run(code) as step:
+                self._recording.begin_run(step)
                 async with aclosing(self.executor.stream(code, timeout)) as pieces:
                     async for piece in pieces:
                         if isinstance(piece, ExecutionResult):
-                            _note_result(step, piece)
+                            self._note_result(step, piece)
+                            self._recording.end_run(step, is_lost=piece.state == "lost")
                         yield piece
+
+    def _note_result(self, step: Step, result: ExecutionResult) -> None:
+        if self._resume_note and result.state == "kept":
+            result.state, result.state_reason = "restored", self._resume_note
+        self._resume_note = ""
+        step.sizes |= {"stdout": len(result.stdout), "stderr": len(result.stderr)}
+        if result.state != "kept":
+            step.facts |= {"state": result.state}
+        if result.error is not None:
+            step.mark_failed(result.error_type or "Error", result.error)
+        self._note_change()
+
+    def _note_change(self) -> None:
+        """The variables may have changed: a durable session saves them soon."""
+        if self._durable is not None:
+            self._durable.note_change()
 
     async def _start_problem(self) -> ExecutionResult | None:
         """Start the session; return what prevented it as a result."""
@@ -541,8 +694,9 @@ class Session(SessionWorkspace):
         return await self.executor.interrupt()
 
     async def flush_trace(self) -> None:
-        """Write the steps that have ended to the trace; otherwise that is done shortly after they end."""
+        """Write the steps that have ended to the trace, and what was recorded; otherwise that is done shortly after."""
         await self._trace_log.flush()
+        await self._recording.flush(is_busy=self._run_lock.locked())
 
     async def variables(self) -> list[Variable]:
         """Return the variables that the code has made, at most 1,000; waits for a run that is under way."""
@@ -555,6 +709,8 @@ class Session(SessionWorkspace):
         await self._ensure_usable()
         async with self._run_lock:
             await self.executor.set_variables(variables)
+            self._note_change()
+            self._recording.mark_changed()
 
     async def trace(self) -> list[dict[str, Any]]:
         """Return the steps of this session so far, one dict each, oldest first."""
@@ -679,11 +835,3 @@ class Session(SessionWorkspace):
         """Install the requirements that are missing."""
         deps = (await self._library.get()).deps
         return await self._steps.install("install", "requirements.txt", deps.sync())
-
-
-def _note_result(step: Step, result: ExecutionResult) -> None:
-    step.sizes |= {"stdout": len(result.stdout), "stderr": len(result.stderr)}
-    if result.state != "kept":
-        step.facts |= {"state": result.state}
-    if result.error is not None:
-        step.mark_failed(result.error_type or "Error", result.error)

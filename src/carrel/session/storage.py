@@ -52,6 +52,8 @@ class _Storage:
         self.store = store
         self.base = base
         """The folder for the packages of its sessions on this machine; None gives each session a folder of its own."""
+        self.state_base = base
+        """The folder below which durable sessions keep their files on this machine; None: they cannot be durable."""
         self._sessions: dict[str, SessionStore] = {}
         self._workflows: WorkflowLibrary | None = None
         self._artifacts: ArtifactStore | None = None

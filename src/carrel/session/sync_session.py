@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
@@ -24,7 +24,9 @@ from carrel.execution.executor import (
     Variable,
 )
 from carrel.session.checkpoints import Checkpoint
+from carrel.session.durable import Resumed, SavedState
 from carrel.session.options import ContainerOptions, SandboxOptions, SessionOptions
+from carrel.session.recording import RECORDED, Recorded
 from carrel.session.storage import StorageBackend
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ class SyncSession(SyncSessionBase):
         conversation: Conversation | None = None,
         embedder: EmbedderOption = None,
         persist: bool | None = None,
+        record: Collection[Recorded] = RECORDED,
     ) -> None:
         """The default executor is the sandboxed SubprocessExecutor.
 
@@ -73,6 +76,7 @@ class SyncSession(SyncSessionBase):
                 conversation=conversation,
                 embedder=embedder,
                 persist=persist,
+                record=record,
             )
         )
 
@@ -209,6 +213,14 @@ class SyncSession(SyncSessionBase):
         )
 
     @classmethod
+    def resume(cls, base: Path | str, session_id: str, **settings: Any) -> Self:
+        """Continue the session with this id on a folder, with the settings that it had.
+
+        SessionNotFound if there is none. `settings` replace those that it had, as in the constructors; environment
+        variables (`env`) are not kept, and are given again."""
+        return cls._around(Session.resume(base, session_id, **settings))
+
+    @classmethod
     def attach(cls, session_id: str) -> Self:
         """Return the session with this id that is open in this process; SessionNotFound if there is none.
 
@@ -219,8 +231,29 @@ class SyncSession(SyncSessionBase):
         """Prepare the session to run code; also done on first use. Calling it twice has no effect."""
         self._loop.wait(self._session.start())
 
+    @property
+    def resumed(self) -> Resumed | None:
+        """After the start: what this session has of an earlier one with its id; None if it is new."""
+        return self._session.resumed
+
+    def save(self) -> SavedState:
+        """Save the variables of a durable session now; its files are kept at any moment.
+
+        Returns which were saved, and why others were not. After StateNotSaved those that were saved before are
+        unchanged. Waits for a run that is under way."""
+        return self._loop.wait(self._session.save())
+
+    def pause(self) -> str:
+        """Save and close a durable session, and return its id: a later session with this id continues it.
+
+        Running code is interrupted, and running commands end. What could not be saved is in the `resumed` of the later
+        session."""
+        return self._loop.wait(self._session.pause())
+
     def close(self) -> None:
-        """End everything that belongs to the session. Calling it twice has no effect; both calls wait for the end."""
+        """End everything that belongs to the session. Calling it twice has no effect; both calls wait for the end.
+
+        A durable session is saved first, unless code is running."""
         self._loop.wait(self._session.close())
 
     def __enter__(self) -> Self:
@@ -308,7 +341,7 @@ class SyncSession(SyncSessionBase):
         return self._loop.wait(self._session.interrupt())
 
     def flush_trace(self) -> None:
-        """Write the steps that have ended to the trace; otherwise that is done shortly after they end."""
+        """Write the steps that have ended to the trace, and what was recorded; otherwise that is done shortly after."""
         self._loop.wait(self._session.flush_trace())
 
     def variables(self) -> list[Variable]:
@@ -518,9 +551,9 @@ class SyncSession(SyncSessionBase):
         """Rename a file or folder; a file at `to` is replaced."""
         self._loop.wait(self._session.move(path, to))
 
-    def realpath(self, path: FilePath) -> str:
-        """Return the absolute path without links; FileNotFoundError if it does not exist."""
-        return self._loop.wait(self._session.realpath(path))
+    def realpath(self, path: FilePath, *, strict: bool = True) -> str:
+        """Return the absolute path without links; FileNotFoundError if it does not exist, unless `strict` is False."""
+        return self._loop.wait(self._session.realpath(path, strict=strict))
 
     def str_replace(self, path: FilePath, old: str, new: str) -> None:
         """Replace the single occurrence of `old`; ValueError with the number of occurrences if it is not one."""

@@ -16,6 +16,7 @@ from carrel.execution.executor import (
     OnOutput,
     RunningCommand,
 )
+from carrel.session.recording import Recording
 from carrel.tracing import StepRecorder
 
 
@@ -24,6 +25,7 @@ class SessionWorkspace:
 
     executor: Executor
     _steps: StepRecorder
+    _recording: Recording
 
     async def _ensure_usable(self) -> None:
         """Start the session; raise an error when it is closed."""
@@ -67,6 +69,7 @@ class SessionWorkspace:
             step.facts["exit_code"] = result.exit_code
             if result.timed_out:
                 step.outcome = "timeout"
+        self._recording.end_command(step)
         return result
 
     async def processes(self) -> list[RunningCommand]:
@@ -119,10 +122,10 @@ class SessionWorkspace:
         await self._ensure_usable()
         await self.executor.move(path, to)
 
-    async def realpath(self, path: FilePath) -> str:
-        """Return the absolute path without links; FileNotFoundError if it does not exist."""
+    async def realpath(self, path: FilePath, *, strict: bool = True) -> str:
+        """Return the absolute path without links; FileNotFoundError if it does not exist, unless `strict` is False."""
         await self._ensure_usable()
-        return await self.executor.realpath(path)
+        return await self.executor.realpath(path, strict=strict)
 
     async def str_replace(self, path: FilePath, old: str, new: str) -> None:
         """Replace the single occurrence of `old`; ValueError with the number of occurrences if it is not one."""

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from heapq import nlargest
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 """Version of the tables; a file with another version is built again."""
 
 APPLICATION_ID = 0x43415252
@@ -65,20 +65,16 @@ class DocumentRef(NamedTuple):
     number: int
 
 
-class IndexedSource(NamedTuple):
-    """What the index remembers about a source of documents."""
-
-    version: int
-    """Number of updates so far; an update prepared from an older version is refused."""
-    state: bytes
-    """Data of the caller, returned unchanged."""
+Skip = Callable[[DocumentRef], bool]
+"""Says which documents a search leaves out."""
 
 
 class IndexContents(NamedTuple):
     """Everything in the index that is no text, read in one transaction."""
 
     generation: tuple[int, int]
-    sources: dict[str, IndexedSource]
+    sources: dict[str, bytes]
+    """The state of each source: data of the caller, returned unchanged."""
     vectors: list[tuple[DocumentRef, bytes]]
 
 
@@ -87,8 +83,6 @@ class SourceUpdate:
     """Changes of one source, written in one step."""
 
     source: str
-    expected_version: int
-    """The version this was prepared from; 0 for a new source."""
     state: bytes | None
     """New state; None deletes the source."""
     replace: bool = False
@@ -288,7 +282,7 @@ class TextIndex:
     def contents(self, *, vectors: bool = True) -> IndexContents:
         """Read sources and vectors in one transaction."""
         with self._transaction("BEGIN") as connection:
-            sources = _sources(connection)
+            sources = dict(connection.execute("SELECT name, state FROM sources").fetchall())
             return IndexContents(self._generation(connection), sources, _vectors(connection) if vectors else [])
 
     def _generation(self, connection: "sqlite3.Connection") -> tuple[int, int]:
@@ -302,10 +296,11 @@ class TextIndex:
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
-    def write(self, updates: Sequence[SourceUpdate]) -> list[str]:
-        """Write all updates in one transaction; return the sources refused because another writer updated them."""
+    def write(self, updates: Sequence[SourceUpdate]) -> None:
+        """Write all updates in one transaction."""
         with self._transaction("BEGIN IMMEDIATE") as connection:
-            return [update.source for update in updates if not self._apply(connection, update)]
+            for update in updates:
+                self._apply(connection, update)
 
     @contextlib.contextmanager
     def _transaction(self, begin: str) -> Iterator["sqlite3.Connection"]:
@@ -319,30 +314,25 @@ class TextIndex:
                     connection.execute("ROLLBACK")
                 raise
 
-    def _apply(self, connection: "sqlite3.Connection", update: SourceUpdate) -> bool:
-        row = connection.execute("SELECT id, version FROM sources WHERE name = ?", (update.source,)).fetchone()
-        source, version = row if row else (None, 0)
-        if version != update.expected_version:
-            return False
+    def _apply(self, connection: "sqlite3.Connection", update: SourceUpdate) -> None:
+        row = connection.execute("SELECT id FROM sources WHERE name = ?", (update.source,)).fetchone()
+        source = row[0] if row else None
         if source is not None and (update.replace or update.state is None):
             dropped = connection.execute("DELETE FROM documents WHERE source = ?", (source,)).rowcount
             _increment(connection, "forgotten", dropped)
             connection.execute("DELETE FROM vectors WHERE source = ?", (source,))
         if update.state is None:
             connection.execute("DELETE FROM sources WHERE id = ?", (source,))
-            return True
+            return
         if source is None:
-            source = connection.execute(
-                "INSERT INTO sources (name, version, state) VALUES (?, 0, x'')", (update.source,)
-            ).lastrowid
-        connection.execute("UPDATE sources SET version = version + 1, state = ? WHERE id = ?", (update.state, source))
+            source = connection.execute("INSERT INTO sources (name) VALUES (?)", (update.source,)).lastrowid
+        connection.execute("UPDATE sources SET state = ? WHERE id = ?", (update.state, source))
         self._insert(connection, source, update.documents)
         for number, vector in update.vectors.items():
             if vector is None:
                 connection.execute("DELETE FROM vectors WHERE source = ? AND number = ?", (source, number))
             else:
                 connection.execute("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?)", (source, number, vector))
-        return True
 
     def _insert(self, connection: "sqlite3.Connection", source: int | None, documents: Sequence[TextDocument]) -> None:
         """Index the documents under the next ids; an id is never used twice, because old words are not removed."""
@@ -368,10 +358,12 @@ class TextIndex:
         limit: int = 200,
         per_source: int = 4,
         scan: int = 4000,
+        skip: Skip = lambda _: False,
     ) -> list[DocumentRef]:
         """Return documents that have all of the phrases in these fields (in any, when none is given), newest first.
 
-        At most `limit`, at most `per_source` of each source, after looking at no more than `scan` matches."""
+        At most `limit`, at most `per_source` of each source, after looking at no more than `scan` matches; one that
+        `skip` accepts is left out with those before it that were written with it."""
         expression = _match_expression(phrases, fields)
         found: list[DocumentRef] = []
         taken: dict[int, int] = {}
@@ -383,24 +375,31 @@ class TextIndex:
                 for id_, source, name, number in rows:
                     looked += 1
                     idle += 1
-                    if taken.setdefault(source, 0) < per_source:
+                    is_skipped = skip(DocumentRef(name, number))
+                    if not is_skipped and taken.setdefault(source, 0) < per_source:
                         taken[source] += 1
                         found.append(DocumentRef(name, number))
                         idle = 0
                     if len(found) >= limit or looked >= scan:
                         return found
-                    if idle >= _IDLE:
-                        # One source has many matches in a row: skip the documents that were added with this one.
+                    if idle >= _IDLE or is_skipped:
+                        # One source has many matches in a row: pass over the documents that were added with this one.
                         below = _start_of_run(connection, id_, source)
                         break
         return found
 
     def find_any(
-        self, weights: Mapping[Phrase, float], *, limit: int = 200, per_source: int = 4, each: int = 1000
+        self,
+        weights: Mapping[Phrase, float],
+        *,
+        limit: int = 200,
+        per_source: int = 4,
+        each: int = 1000,
+        skip: Skip = lambda _: False,
     ) -> list[DocumentRef]:
         """Return documents that have some of the phrases, those with the greatest weight first, then the newest.
 
-        Of each phrase, only the `each` newest documents count."""
+        Of each phrase, only the `each` newest documents count; those that `skip` accepts are left out."""
         total: dict[int, float] = {}
         found: list[DocumentRef] = []
         taken: dict[str, int] = {}
@@ -413,7 +412,7 @@ class TextIndex:
                     "SELECT name, number FROM documents JOIN sources ON sources.id = source WHERE documents.id = ?",
                     (id_,),
                 ).fetchone()
-                if row and taken.setdefault(row[0], 0) < per_source:
+                if row and taken.setdefault(row[0], 0) < per_source and not skip(DocumentRef(*row)):
                     taken[row[0]] += 1
                     found.append(DocumentRef(*row))
                 if len(found) >= limit:
@@ -441,7 +440,7 @@ def _tables(fields: Sequence[str]) -> tuple[str, ...]:
         "CREATE TABLE about (format TEXT)",
         "CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER) WITHOUT ROWID",
         "INSERT INTO counters VALUES ('next', 1), ('forgotten', 0)",
-        "CREATE TABLE sources (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE, version INTEGER, state BLOB)",
+        "CREATE TABLE sources (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE, state BLOB)",
         "CREATE TABLE documents (id INTEGER PRIMARY KEY, source INTEGER, number INTEGER)",
         "CREATE INDEX documents_by_source ON documents (source)",
         "CREATE TABLE vectors (source INTEGER, number INTEGER, vector BLOB, PRIMARY KEY(source, number)) WITHOUT ROWID",
@@ -496,11 +495,6 @@ def _start_of_run(connection: "sqlite3.Connection", id_: int, source: int) -> in
     """Return the first id of the run of documents of this source that ends with `id_`."""
     before = connection.execute("SELECT max(id) FROM documents WHERE id < ? AND source <> ?", (id_, source)).fetchone()
     return (before[0] or 0) + 1
-
-
-def _sources(connection: "sqlite3.Connection") -> dict[str, IndexedSource]:
-    rows = connection.execute("SELECT name, version, state FROM sources")
-    return {name: IndexedSource(version, state) for name, version, state in rows}
 
 
 def _vectors(connection: "sqlite3.Connection") -> list[tuple[DocumentRef, bytes]]:

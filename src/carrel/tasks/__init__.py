@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from carrel.tasks.dataset import Datasets as Datasets
     from carrel.tasks.dataset_check import CheckResult as CheckResult
     from carrel.tasks.dataset_check import check as check
+    from carrel.tasks.environment import ContainerPool as ContainerPool
     from carrel.tasks.environment import ContainerSampleExecutor as ContainerSampleExecutor
     from carrel.tasks.environment import PreparedSample as PreparedSample
     from carrel.tasks.environment import SampleExecutor as SampleExecutor
@@ -21,20 +22,25 @@ if TYPE_CHECKING:
     from carrel.tasks.file_cache import Pruning as Pruning
     from carrel.tasks.file_cache import prepared_files as prepared_files
     from carrel.tasks.file_cache import prune as prune
+    from carrel.tasks.images import NeededImage as NeededImage
+    from carrel.tasks.images import Pull as Pull
+    from carrel.tasks.images import make_images as make_images
+    from carrel.tasks.images import needed_images as needed_images
     from carrel.tasks.importers.git_commits import import_history as import_history
+    from carrel.tasks.importers.harbor import import_harbor as import_harbor
     from carrel.tasks.importers.swebench import import_swebench as import_swebench
     from carrel.tasks.importers.write import ImportResult as ImportResult
+    from carrel.tasks.run_folder import RunFolder as RunFolder
+    from carrel.tasks.run_folder import RunInfo as RunInfo
+    from carrel.tasks.run_folder import TaskResult as TaskResult
+    from carrel.tasks.run_folder import attempts_of as attempts_of
+    from carrel.tasks.run_folder import summary_of as summary_of
     from carrel.tasks.runner import Agent as Agent
     from carrel.tasks.runner import AgentOutcome as AgentOutcome
     from carrel.tasks.runner import OpenSession as OpenSession
-    from carrel.tasks.runner import RunFolder as RunFolder
-    from carrel.tasks.runner import RunInfo as RunInfo
-    from carrel.tasks.runner import TaskResult as TaskResult
     from carrel.tasks.runner import TaskSession as TaskSession
-    from carrel.tasks.runner import attempts_of as attempts_of
     from carrel.tasks.runner import local_sessions as local_sessions
     from carrel.tasks.runner import run_samples as run_samples
-    from carrel.tasks.runner import summary_of as summary_of
     from carrel.tasks.sample import Sample as Sample
     from carrel.tasks.stats import Comparison as Comparison
     from carrel.tasks.stats import Rate as Rate
@@ -54,17 +60,17 @@ _MODULES = {
     "dataset": "Dataset Datasets",
     "dataset_check": "CheckResult check",
     "environment": (
-        "PreparedSample SampleExecutor ContainerSampleExecutor default_cache prepare_sample open_executor"
+        "ContainerPool PreparedSample SampleExecutor ContainerSampleExecutor default_cache prepare_sample open_executor"
         " sample_executor"
     ),
     "file_cache": "Files Pruning Receipt prepared_files prune",
+    "images": "NeededImage Pull make_images needed_images",
     "importers.git_commits": "import_history",
+    "importers.harbor": "import_harbor",
     "importers.swebench": "import_swebench",
     "importers.write": "ImportResult",
-    "runner": (
-        "Agent AgentOutcome OpenSession RunFolder RunInfo TaskResult TaskSession"
-        " attempts_of local_sessions run_samples summary_of"
-    ),
+    "run_folder": "RunFolder RunInfo TaskResult attempts_of summary_of",
+    "runner": "Agent AgentOutcome OpenSession TaskSession local_sessions run_samples",
     "sample": "Sample",
     "stats": "Comparison Rate Summary compare",
     "verification.changes": "Changes changes_of_folder",

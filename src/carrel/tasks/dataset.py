@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from carrel.errors import DatasetInvalid, DatasetNotFound, SampleNotFound
@@ -19,9 +18,10 @@ from carrel.home import resolve_carrel_home
 from carrel.tasks.sample import PlainName, Sample, SampleEnvironment, VerifySettings
 from carrel.text import did_you_mean
 from carrel.wire.answers import DatasetInfo
+from carrel.yaml_files import YamlFault, line_of, read_yaml
 
-_MAX_REPEATED = 10_000
-"""Values that all aliases of a file together may stand for."""
+if TYPE_CHECKING:
+    import yaml
 
 
 @dataclass(frozen=True)
@@ -35,35 +35,20 @@ class Definition:
     def error(self, problem: ValidationError, part: str | None = None) -> DatasetInvalid:
         """The first error with its line; `part` is the field that was validated."""
         where = (*((part,) if part else ()), *problem.errors()[0]["loc"])
-        line = f", line {_line(self.root, where)}" if self.root is not None else ""
+        line = f", line {line_of(self.root, where)}" if self.root is not None else ""
         return DatasetInvalid(f"{self.file}{line}: {faults(problem, part)}")
 
 
-def read_yaml(file: Path) -> Definition:
-    """Read a mapping; a duplicate key is an error, since the first value would be lost without notice."""
+def read_definition(file: Path) -> Definition:
+    """Read a file; DatasetInvalid if it is not a mapping."""
     try:
-        text = file.read_text(encoding="utf-8")
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        _refuse_alias_bombs(file, root)
-        data = yaml.safe_load(text)
-    except UnicodeDecodeError as problem:
-        raise DatasetInvalid(f"{file}: not UTF-8 text: {problem}") from None
-    except yaml.MarkedYAMLError as problem:
-        mark = problem.problem_mark
-        raise DatasetInvalid(f"{file}, line {mark.line + 1 if mark else 1}: not YAML: {problem.problem}") from None
-    except yaml.YAMLError as problem:
-        raise DatasetInvalid(f"{file}: not YAML: {problem}") from None
-    except RecursionError:
-        raise DatasetInvalid(f"{file}: it is nested too deeply") from None
-    except (ValueError, OverflowError) as problem:
-        if isinstance(problem, DatasetInvalid):
-            raise
-        raise DatasetInvalid(f"{file}: a value cannot be read: {problem}") from None
+        data, root = read_yaml(file.read_bytes())
+    except YamlFault as fault:
+        raise DatasetInvalid(fault.in_file(file)) from None
     if data is None:
         return Definition(file, {}, None)
     if not isinstance(data, dict):
         raise DatasetInvalid(f"{file}, line 1: expected a mapping, like `name: demo`")
-    _refuse_duplicates(file, root)
     return Definition(file, data, root)
 
 
@@ -88,64 +73,6 @@ def faults(problem: ValidationError, part: str | None = None) -> str:
         message += f", not {given!r}"[:120]
     more = f" (and {len(every) - 1} more)" if len(every) > 1 else ""
     return (f"{field}: " if field else "") + message + more
-
-
-def _line(root: yaml.Node | None, where: tuple[int | str, ...]) -> int:
-    """The line of the field, or of the nearest enclosing one."""
-    node, line = root, root.start_mark.line + 1 if root is not None else 1
-    for step in where:
-        found = None
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                if key.value == str(step):
-                    found, line = value, key.start_mark.line + 1
-        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
-            found = node.value[step]
-            line = found.start_mark.line + 1
-        if found is None:
-            break
-        node = found
-    return line
-
-
-def _refuse_alias_bombs(file: Path, root: yaml.Node | None) -> None:
-    """Refuse aliases that contain themselves, and aliases that stand for very many values."""
-    counted: set[int] = set()
-    repeated = 0
-
-    def count(node: yaml.Node, above: frozenset[int]) -> None:
-        nonlocal repeated
-        line = node.start_mark.line + 1
-        if id(node) in above:
-            raise DatasetInvalid(f"{file}, line {line}: an alias contains itself; write the values out")
-        if id(node) in counted:
-            repeated += 1
-            if repeated > _MAX_REPEATED:
-                raise DatasetInvalid(f"{file}, line {line}: its aliases stand for more than {_MAX_REPEATED:,} values")
-        counted.add(id(node))
-        if isinstance(node, yaml.ScalarNode) and any("\ud800" <= letter <= "\udfff" for letter in node.value):
-            raise DatasetInvalid(f"{file}, line {line}: a text contains half of a surrogate pair")
-        if isinstance(node, yaml.CollectionNode):
-            for part in node.value:
-                for each in part if isinstance(part, tuple) else (part,):
-                    count(each, above | {id(node)})
-
-    if root is not None:
-        count(root, frozenset())
-
-
-def _refuse_duplicates(file: Path, node: yaml.Node | None) -> None:
-    if isinstance(node, yaml.SequenceNode):
-        for part in node.value:
-            _refuse_duplicates(file, part)
-    if isinstance(node, yaml.MappingNode):
-        seen: dict[str, int] = {}
-        for key, value in node.value:
-            name, line = str(key.value), key.start_mark.line + 1
-            if name in seen:
-                raise DatasetInvalid(f"{file}, line {line}: {name}: duplicate of line {seen[name]}")
-            seen[name] = line
-            _refuse_duplicates(file, value)
 
 
 logger = logging.getLogger(__name__)
@@ -216,7 +143,7 @@ class Dataset:
         file, lines = folder / DEFINITION, folder / SAMPLES
         if not lines.is_file():
             raise DatasetInvalid(f"{folder} is not a dataset: it has no {SAMPLES}")
-        definition = read_yaml(file) if file.exists() else Definition(file, {}, None)
+        definition = read_definition(file) if file.exists() else Definition(file, {}, None)
         settings = settings_of(definition)
         name = name or settings.name or folder.name
         if any("\ud800" <= letter <= "\udfff" for letter in name):
@@ -258,11 +185,11 @@ def _samples(file: Path, folder: Path, dataset: str, settings: DatasetSettings) 
                 given[part] = merged(getattr(settings, part), own or {})
         try:
             sample = Sample.model_validate({name: value for name, value in given.items() if value is not None})
-            sample.files = _resolve_files(sample.files, folder)
+            _resolve_paths(sample, folder)
         except ValidationError as problem:
             raise DatasetInvalid(f"{file}, line {number}{_sample_name(given)}: {faults(problem)}") from None
         except ValueError as problem:
-            raise DatasetInvalid(f"{file}, line {number}{_sample_name(given)}: files: {problem}") from None
+            raise DatasetInvalid(f"{file}, line {number}{_sample_name(given)}: {problem}") from None
         before = seen.setdefault((sample.sample_id, sample.version), number)
         if before != number:
             raise DatasetInvalid(
@@ -288,17 +215,26 @@ def _sample_name(given: dict[str, Any]) -> str:
     return f" ({named[:80]})" if isinstance(named, str) and named else ""
 
 
-def _resolve_files(files: Path | None, folder: Path) -> Path | None:
-    """The path of the files, which must be inside the dataset's folder, but not that folder: it has the solutions."""
+def _resolve_paths(sample: Sample, folder: Path) -> None:
+    sample.files = _resolve_path("files", sample.files, folder)
+    environment = sample.environment
+    environment.dockerfile = _resolve_path("environment.dockerfile", environment.dockerfile, folder)
+    environment.context = _resolve_path("environment.context", environment.context, folder)
+    sample.verify.tests = _resolve_path("verify.tests", sample.verify.tests, folder)
+    sample.solution = _resolve_path("solution", sample.solution, folder)
+
+
+def _resolve_path(field: str, files: Path | None, folder: Path) -> Path | None:
+    """A path of a sample, which must be inside the dataset's folder, but not that folder: it has the solutions."""
     if files is None:
         return None
     inside = Path(os.path.normpath(files))
     if files.is_absolute() or inside.parts[:1] in ((), ("..",)):
         raise ValueError(
-            f"{str(files)!r} is not inside the dataset's folder; write a path below it, like files/a.tar.gz"
+            f"{field}: {str(files)!r} is not inside the dataset's folder; write a path below it, like files/a.tar.gz"
         )
     if inside.parts[0] in (DEFINITION, SAMPLES):
-        raise ValueError(f"{str(files)!r} is the dataset itself")
+        raise ValueError(f"{field}: {str(files)!r} is the dataset itself; write another path, like files/a.tar.gz")
     return folder / inside
 
 

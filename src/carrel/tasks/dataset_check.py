@@ -10,11 +10,12 @@ from typing import Literal
 from pydantic import BaseModel
 
 from carrel.errors import CarrelError
-from carrel.tasks.environment import prepare_sample
+from carrel.execution.config import Mount
+from carrel.tasks.environment import PreparedSample, open_executor, prepare_sample
 from carrel.tasks.runner import in_parallel
 from carrel.tasks.sample import Sample
 from carrel.tasks.verification.changes import Changes
-from carrel.tasks.verification.verifier import grade, grade_patch
+from carrel.tasks.verification.verifier import grade, grade_patch, verify
 from carrel.wire.verification import VerificationResult
 
 _MOST_NAMES = 5
@@ -66,7 +67,7 @@ async def check_sample(sample: Sample, cache: Path | None = None) -> CheckResult
     try:
         prepared = await prepare_sample(sample, cache)
         before = await grade(sample, Changes(), cache=cache, prepared=prepared)
-        after = await grade_patch(sample, sample.patch, cache=cache, prepared=prepared)
+        after = await _grade_solution(sample, prepared)
     except (CarrelError, OSError) as problem:
         result.status, result.faults = "wrong", [str(problem) or type(problem).__name__]
     else:
@@ -77,13 +78,29 @@ async def check_sample(sample: Sample, cache: Path | None = None) -> CheckResult
     return result
 
 
+async def _grade_solution(sample: Sample, prepared: PreparedSample) -> VerificationResult:
+    """Judge the sample's own patch, or what the command of its solution leaves."""
+    if sample.solution is None:
+        return await grade_patch(sample, sample.patch, prepared=prepared)
+    executor = await open_executor(prepared, mounts=(Mount(source=sample.solution, at="/solution"),))
+    try:
+        done = await executor.exec(sample.solve, timeout=sample.agent_timeout)
+        result = await verify(sample, executor, prepared=prepared)
+    finally:
+        await executor.close()
+    if not done.success:
+        last = (done.stderr.strip() or done.stdout.strip())[-300:]
+        result.evidence.append(f"the command of the solution ended with {done.exit_code}: {last}")
+    return result
+
+
 def faults_of(sample: Sample, before: VerificationResult, after: VerificationResult) -> list[str]:
     """What is wrong with a sample, by its results without and with its patch."""
     for result in (before, after):
         if result.outcome == "infrastructure_failed":
             return [f"it could not be judged: {'; '.join(result.evidence) or 'the reason is unknown'}"]
     faults = []
-    if not sample.patch.strip():
+    if not sample.patch.strip() and sample.solution is None:
         faults.append("it has no patch, so it is unknown whether it can be solved")
     faults += _of_lists(sample, before, after) if sample.fail_to_pass or sample.pass_to_pass else _of_all(before, after)
     both = sorted(set(sample.fail_to_pass) & set(sample.pass_to_pass))

@@ -20,14 +20,17 @@ from carrel.execution import temp_dirs
 from carrel.execution.config import ContainerConfig, Mount, SandboxMode, SubprocessConfig
 from carrel.execution.connection import WorkerConnection
 from carrel.execution.container_executor import ContainerConnection, ContainerExecutor
+from carrel.execution.container_transport import ContainerTransport
 from carrel.execution.docker_engine import connect
 from carrel.execution.environments import Environment, locked
 from carrel.execution.executor import CommandResult, Handler
 from carrel.execution.packages import environment_for_all
 from carrel.execution.subprocess_executor import SubprocessExecutor
+from carrel.execution.warm_pool import WarmPool
 from carrel.guest.sandbox.spec import HOME, OWN_ENVIRONMENT
 from carrel.home import resolve_carrel_home
 from carrel.tasks.file_cache import CacheLease, Files, prepared_files
+from carrel.tasks.images import ready_image
 from carrel.tasks.sample import Sample
 
 _MAX_SHOWN = 4000
@@ -64,6 +67,10 @@ for name in ("pip", "pip3"):
 takes 0.1 s; installing pip into each would take 3 s."""
 
 
+ContainerPool = WarmPool[ContainerTransport]
+"""Containers that are started in advance, for images that are used repeatedly."""
+
+
 @dataclass(frozen=True)
 class PreparedSample:
     """A sample whose files, packages and set-up are ready; an executor on it opens in milliseconds."""
@@ -77,6 +84,8 @@ class PreparedSample:
     """What the set-up commands printed when they ran."""
     lease: CacheLease | None = None
     """Keeps the set-up layer in the cache while this object exists."""
+    image_modules: frozenset[str] = frozenset()
+    """The top-level modules that are installed in the image."""
 
     @property
     def workspace(self) -> Path:
@@ -105,16 +114,19 @@ async def prepare_sample(
     """
     cache = cache or default_cache()
     wanted = sample.environment
-    if wanted.image and sample.files is None:
-        archive = await asyncio.to_thread(_archive_of_image, wanted.image, wanted.workdir, cache / "images")
+    image = await ready_image(sample, cache) if wanted.in_container else ""
+    if image and sample.files is None:
+        archive = await asyncio.to_thread(_archive_of_image, image, wanted.workdir, cache / "images")
         files = await prepared_files(sample.model_copy(update={"files": archive}), cache)
     else:
         files = await prepared_files(sample, cache)
     if missing := wanted.missing():
         raise EnvironmentFailed(f"{sample.sample_id} needs {', '.join(missing)}, which this machine does not have")
-    if wanted.image:
-        return PreparedSample(sample, _container_config(sample, files), Environment(sys.executable, ()), files)
-    config = SubprocessConfig(
+    if image:
+        config = _container_config(sample, files, image)
+        modules = await _modules_of_image(config, cache / "images")
+        return PreparedSample(sample, config, Environment(sys.executable, ()), files, image_modules=modules)
+    sandboxed = SubprocessConfig(
         default_timeout=None,
         sandbox=sandbox,
         network=wanted.network,
@@ -127,20 +139,22 @@ async def prepare_sample(
         shared_in=cache,
     )
     # Install packages now, so that a failure is reported before anything waits for a session.
-    python = await environment_for_all(config)
+    python = await environment_for_all(sandboxed)
     if not wanted.setup:
-        return PreparedSample(sample, config, python, files)
-    layer = await _layer(sample, config, python, files, cache)
-    with_setup = replace(config, workspace=layer.workspace, home=layer.home)
+        return PreparedSample(sample, sandboxed, python, files)
+    layer = await _layer(sample, sandboxed, python, files, cache)
+    with_setup = replace(sandboxed, workspace=layer.workspace, home=layer.home)
     return PreparedSample(sample, with_setup, python, files, layer.output, layer.lease)
 
 
-def _container_config(sample: Sample, files: Files) -> ContainerConfig:
+def _container_config(sample: Sample, files: Files, image: str) -> ContainerConfig:
     """The engine is that of DOCKER_HOST, or Docker's own."""
     wanted = sample.environment
     return ContainerConfig(
         default_timeout=None,
-        image=wanted.image,
+        image=image,
+        runtime=wanted.runtime or None,
+        writable=tuple(wanted.writable),
         network=wanted.network,
         workspace=files.folder,
         workspace_at=wanted.workdir,
@@ -150,10 +164,45 @@ def _container_config(sample: Sample, files: Files) -> ContainerConfig:
     )
 
 
+_LIST_MODULES = """
+import os
+found = set()
+for place, folders, files in os.walk("/"):
+    folders[:] = [name for name in folders if name not in ("proc", "sys", "dev") or place != "/"]
+    if place.endswith(("/site-packages", "/dist-packages")):
+        found |= {name.partition(".")[0] for name in folders + files if not name.startswith("_")}
+        folders.clear()
+print(*sorted(name for name in found if name.isidentifier()))
+"""
+
+
+async def _modules_of_image(config: ContainerConfig, folder: Path) -> frozenset[str]:
+    """The modules in all site-packages of an image, listed once in a container without files of a sample."""
+    assert config.image is not None
+    digest = await asyncio.to_thread(lambda: connect().image_id(str(config.image)))
+    known = folder / f"{hashlib.sha256(digest.encode()).hexdigest()[:32]}.modules"
+    try:
+        return frozenset(known.read_text(encoding="utf-8").split())
+    except FileNotFoundError:
+        pass
+    executor = ContainerExecutor(replace(config, workspace=None, deps=(), env={}))
+    try:
+        await executor.start()
+        listed = await executor.exec(["python3", "-I", "-c", _LIST_MODULES], timeout=300)
+    finally:
+        await executor.close()
+    if not listed.success:
+        raise EnvironmentFailed(f"the modules of the image {config.image} cannot be listed: {listed.stderr[-500:]}")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    new = known.with_suffix(f".{os.getpid()}")
+    new.write_text(listed.stdout, encoding="utf-8")
+    new.replace(known)
+    return frozenset(listed.stdout.split())
+
+
 def _archive_of_image(image: str, workdir: str, folder: Path) -> Path:
     """The workdir of an image as a .tar.gz in this folder, read once for each content of the image."""
     engine = connect()
-    engine.need_image(image, "`docker images` lists those that are there")
     digest = hashlib.sha256(f"{engine.image_id(image)}\0{workdir}".encode()).hexdigest()[:32]
     archive = folder / f"{digest}.tar.gz"
     if archive.exists():
@@ -249,7 +298,7 @@ class SampleExecutor(SubprocessExecutor):
         mounts: tuple[Mount, ...] = (),
         prepared: PreparedSample | None = None,
     ) -> None:
-        if sample.environment.image:
+        if sample.environment.in_container:
             raise ConfigurationError(
                 f"{sample.sample_id} has an image; use sample_executor, which runs it in a container"
             )
@@ -290,13 +339,20 @@ class ContainerSampleExecutor(ContainerExecutor):
         network: bool | None = None,
         mounts: tuple[Mount, ...] = (),
         prepared: PreparedSample | None = None,
+        containers: ContainerPool | None = None,
     ) -> None:
-        super().__init__(ContainerConfig(default_timeout=None, image=sample.environment.image))
+        super().__init__(ContainerConfig(default_timeout=None, image=sample.environment.image or None))
+        self.containers = containers
         self._options = (env, network, mounts)
         self.sample = sample
         self.cache = cache
         self.prepared = prepared
         """The prepared sample, once the executor has started."""
+
+    def _twin(self) -> Self:
+        twin = type(self)(self.sample, self.cache, prepared=self.prepared, containers=self.containers)
+        twin._options, twin.handlers = self._options, dict(self.handlers)
+        return twin
 
     @property
     def alive(self) -> bool:
@@ -322,10 +378,13 @@ def sample_executor(
     network: bool | None = None,
     mounts: tuple[Mount, ...] = (),
     prepared: PreparedSample | None = None,
+    containers: ContainerPool | None = None,
 ) -> SampleExecutor | ContainerSampleExecutor:
-    """An executor that prepares the sample when it starts: in a container if the sample has an image."""
-    if sample.environment.image:
-        return ContainerSampleExecutor(sample, cache, env=env, network=network, mounts=mounts, prepared=prepared)
+    """An executor that prepares the sample when it starts: in a container, perhaps of the pool, if it has an image."""
+    if sample.environment.in_container:
+        return ContainerSampleExecutor(
+            sample, cache, env=env, network=network, mounts=mounts, prepared=prepared, containers=containers
+        )
     return SampleExecutor(sample, cache, sandbox=sandbox, env=env, network=network, mounts=mounts, prepared=prepared)
 
 

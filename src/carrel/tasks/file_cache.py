@@ -424,7 +424,8 @@ def prune(cache: Path, before: float, *, dry_run: bool = False) -> Pruning:
             for leftover in (cache / kind).glob(f"*{_GONE}"):
                 temp_dirs.remove(leftover)
             _remove_old_records(cache / kind, before)
-    for archive in sorted(path for kind in ("downloads", "images") for path in (cache / kind).glob("*.tar.[gn]*")):
+    archives = [path for kind in ("downloads", "images") for path in (cache / kind).glob("*.tar.[gn]*")]
+    for archive in sorted([*archives, *(cache / "images").glob("*.modules")]):
         try:
             about = archive.stat()
         except FileNotFoundError:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
-import os
 import re
 import shlex
 import time
@@ -13,26 +11,22 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import uuid4
-
-from pydantic import BaseModel, ValidationError
 
 from carrel.errors import CarrelError, ConfigurationError, EnvironmentFailed, ResultsRefused, WorkerLost
 from carrel.execution.config import Mount, is_seconds
 from carrel.execution.executor import CommandResult
 from carrel.tasks.environment import PreparedSample, TaskExecutor, open_executor, prepare_sample
+from carrel.tasks.run_folder import RUN_FILE, AgentRecord, AgentStatus, RunFolder, RunInfo, TaskResult, summary_of
 from carrel.tasks.sample import Sample
-from carrel.tasks.stats import Attempt, Summary, summarize
+from carrel.tasks.stats import Summary
 from carrel.tasks.verification.verifier import infrastructure_failure, verify
-from carrel.wire.verification import Integrity, Job, Outcome, VerificationResult
+from carrel.wire.verification import Job, VerificationResult
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-AgentStatus = Literal["worked", "changed_nothing", "could_not_run"]
 
-RUN_FILE, RESULTS_FILE, AGENTS_FOLDER = "run.json", "results.jsonl", "agents"
 MAX_VARIABLE = 100_000
 """Bytes of a problem statement that fit into an environment variable."""
 _PIECE = 20_000
@@ -67,9 +61,9 @@ class CommandOutcome(Protocol):
     @property
     def exit_code(self) -> int | None: ...
     @property
-    def stdout(self) -> str: ...
+    def stdout(self) -> str | None: ...
     @property
-    def stderr(self) -> str: ...
+    def stderr(self) -> str | None: ...
 
 
 class TaskSession(Protocol):
@@ -80,7 +74,7 @@ class TaskSession(Protocol):
     async def execute_command(self, command: str, *, timeout: float | None = ...) -> CommandOutcome: ...
     async def diff(self) -> str: ...
     async def verify(self) -> VerificationResult | Job: ...
-    async def close(self) -> None: ...
+    async def close(self) -> object: ...
 
 
 OpenSession = Callable[[Sample], Awaitable[TaskSession]]
@@ -121,19 +115,6 @@ def local_sessions(agent: Agent, cache: Path | None = None) -> OpenSession:
 # --- agents ---------------------------------------------------------------------------------------------------------
 
 
-class AgentRecord(BaseModel):
-    """How an agent ended on one attempt."""
-
-    exit_code: int | None = None
-    timed_out: bool = False
-    seconds: float = 0.0
-    status: AgentStatus = "worked"
-    """`could_not_run`: its command ended with 126 or 127, and the sample is not solved. `changed_nothing`: the
-    workspace is as before. Neither counts as a wrong answer of the agent."""
-    message: str = ""
-    """The last line that an agent wrote that could not be run."""
-
-
 @dataclass
 class AgentOutcome:
     """What an agent left, apart from the files in the workspace."""
@@ -164,7 +145,8 @@ class Agent:
 
     command: str
     timeout: float | None = 3600.0
-    """Seconds it may work on one sample; None is no limit. What it has done by then is judged."""
+    """Seconds it may work on one sample; None is no limit. What it has done by then is judged. A sample's own
+    `agent_timeout` is used in its place."""
     network: bool | None = None
     """Whether its session has the network; None is as the sample says. Judging is always as the sample says."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -178,6 +160,7 @@ class Agent:
 
     async def solve(self, session: TaskSession, sample: Sample) -> AgentOutcome:
         statement = sample.problem_statement.encode()
+        seconds = self.timeout if sample.agent_timeout is None else sample.agent_timeout
         await _write_file(session, _STATEMENT, statement)
         variable = statement[:MAX_VARIABLE].decode("utf-8", "ignore").replace("\0", "")
         await _write_file(session, _BEGINNING, variable.encode())
@@ -186,11 +169,11 @@ class Agent:
             f"export CARREL_SAMPLE_ID={shlex.quote(sample.sample_id)} CARREL_DATASET={shlex.quote(sample.dataset)}\n"
             f'export CARREL_PROBLEM_FILE="$HOME/{_STATEMENT}" CARREL_PROBLEM="$(cat "$HOME/{_BEGINNING}")"\n'
             f'export CARREL_TOKENS_FILE="$HOME/{_TOKENS}"\nrm -f "$HOME/{_BEGINNING}"\n{self.command}',
-            timeout=self.timeout,
+            timeout=seconds,
         )
-        limit = self.timeout if self.timeout is not None else float("inf")
+        limit = seconds if seconds is not None else float("inf")
         timed_out = done.exit_code == 124 and time.monotonic() - began >= limit
-        return AgentOutcome(done.exit_code, timed_out, done.stdout, done.stderr, await _tokens(session))
+        return AgentOutcome(done.exit_code, timed_out, done.stdout or "", done.stderr or "", await _tokens(session))
 
 
 async def _write_file(session: TaskSession, name: str, content: bytes) -> None:
@@ -201,7 +184,7 @@ async def _write_file(session: TaskSession, name: str, content: bytes) -> None:
         done = await session.execute_command(f"printf '{piece}' {redirect} \"$HOME/{name}\"", timeout=60)
         if done.exit_code:
             raise CarrelError(
-                f"the problem statement could not be written to the session: {done.stderr.strip()[-500:]}"
+                f"the problem statement could not be written to the session: {(done.stderr or '').strip()[-500:]}"
             )
         redirect = ">>"
 
@@ -215,195 +198,8 @@ async def _tokens(session: TaskSession) -> int | None:
         done = await session.execute_command(f'cat "$HOME/{_TOKENS}" 2> /dev/null', timeout=60)
     except CarrelError:
         return None
-    return int(done.stdout) if re.fullmatch(r"\s*\d{1,15}\s*", done.stdout) else None
-
-
-# --- the folder of a run --------------------------------------------------------------------------------------------
-
-
-class TaskResult(BaseModel):
-    """One attempt at a sample: a line of `results.jsonl`."""
-
-    dataset: str
-    sample_id: str
-    version: int = 1
-    attempt: int = 1
-    session_id: str = ""
-    """Empty when no session could be opened."""
-    outcome: Outcome = "not_solved"
-    is_success: bool = False
-    score: float = 0.0
-    integrity: Integrity = "unknown"
-    agent: AgentRecord = AgentRecord()
-    tokens: int | None = None
-    """What the agent reported, if it did."""
-    started_at: datetime
-    seconds: float = 0.0
-    """From the opening of the session to the verdict."""
-    verdict: VerificationResult
-
-    def judge(self, verdict: VerificationResult) -> None:
-        """Take over a verdict."""
-        self.verdict = verdict.shown()
-        self.outcome, self.is_success = verdict.outcome, verdict.is_success
-        self.score, self.integrity = verdict.score, verdict.integrity
-
-    @property
-    def key(self) -> tuple[str, str, int, int]:
-        return (self.dataset, self.sample_id, self.version, self.attempt)
-
-    @property
-    def is_final(self) -> bool:
-        """Whether a resumed run keeps this result: the sample has a verdict, and the agent was run."""
-        return self.outcome != "infrastructure_failed" and self.agent.status != "could_not_run"
-
-
-class RunInfo(BaseModel):
-    """`run.json`: what was run, and the summary of a finished run."""
-
-    dataset: str
-    agent: str
-    """The agent's command line."""
-    attempts: int
-    """Attempts per sample."""
-    samples: list[str]
-    started_at: datetime
-    finished_at: datetime | None = None
-    summary: Summary | None = None
-
-
-class RunFolder:
-    """`run.json`, `results.jsonl` and `agents/<sample>-<attempt>/`; written by one process at a time.
-
-    Use as a context manager for writing."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lines = -1
-        self.earlier: dict[tuple[str, str, int, int], TaskResult] = {}
-        """The results of before, the newest of each attempt."""
-
-    @property
-    def results_file(self) -> Path:
-        return self.path / RESULTS_FILE
-
-    @classmethod
-    def new(cls, runs: Path, dataset: str) -> RunFolder:
-        """A folder `<dataset>-<UTC time>` in `runs`, which is made."""
-        runs.mkdir(parents=True, exist_ok=True)
-        name = f"{dataset}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-        for suffix in ("", *(f"-{number}" for number in range(2, 1000))):
-            try:
-                (runs / f"{name}{suffix}").mkdir()
-            except FileExistsError:
-                continue
-            return cls(runs / f"{name}{suffix}")
-        raise ResultsRefused(f"{runs / name} exists already, with all numbered names; remove some of them")
-
-    def read_info(self) -> RunInfo:
-        """ResultsRefused when this is not the folder of a run."""
-        file = self.path / RUN_FILE
-        try:
-            return RunInfo.model_validate_json(file.read_bytes())
-        except FileNotFoundError:
-            raise ResultsRefused(f"{self.path} is not the folder of a run: it has no {RUN_FILE}") from None
-        except ValidationError as problem:
-            raise ResultsRefused(f"{file} is not readable: {_first_error(problem)}") from None
-
-    def write_info(self, info: RunInfo) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-        new = self.path / f"{RUN_FILE}.new"
-        new.write_text(info.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        new.replace(self.path / RUN_FILE)
-
-    def read_results(self) -> list[TaskResult]:
-        """The newest result of each attempt; a last line that was cut off by a crash is ignored."""
-        try:
-            text = self.results_file.read_bytes()
-        except FileNotFoundError:
-            return []
-        found: dict[tuple[str, str, int, int], TaskResult] = {}
-        for number, line in enumerate(text.rpartition(b"\n")[0].splitlines(), 1):
-            if line.strip():
-                result = self._parse(number, line)
-                found[result.key] = result
-        return list(found.values())
-
-    def _parse(self, number: int, line: bytes) -> TaskResult:
-        try:
-            return TaskResult.model_validate_json(line)
-        except ValidationError as problem:
-            raise ResultsRefused(
-                f"{self.results_file}, line {number}: not a result of a run: {_first_error(problem)}"
-            ) from None
-
-    def agent_folder(self, result: TaskResult) -> Path:
-        version = f"-v{result.version}" if result.version > 1 else ""
-        return self.path / AGENTS_FOLDER / f"{result.sample_id}{version}-{result.attempt}"
-
-    def __enter__(self) -> Self:
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lines = os.open(self.results_file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        try:
-            self._lock()
-            self._cut_torn_line()
-            self.earlier = {result.key: result for result in self.read_results()}
-        except BaseException:
-            os.close(self._lines)
-            raise
-        return self
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._lines, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ResultsRefused(
-                f"another process is writing to {self.path}; wait for it, or use another --output"
-            ) from None
-
-    def _cut_torn_line(self) -> None:
-        """A line that was cut off by a crash is set aside; its attempt is made again."""
-        text = self.results_file.read_bytes()
-        torn = text.rpartition(b"\n")[2]
-        if torn:
-            self.results_file.with_name(f"{RESULTS_FILE}.torn").write_bytes(torn)
-            os.ftruncate(self._lines, len(text) - len(torn))
-
-    def add(self, result: TaskResult) -> None:
-        """The result is on the disk when this returns."""
-        line = result.model_dump_json().encode() + b"\n"
-        size = os.fstat(self._lines).st_size
-        try:
-            while line:
-                line = line[os.write(self._lines, line) :]
-        except OSError:
-            os.ftruncate(self._lines, size)  # The next result would be appended to this partial line.
-            raise
-        os.fsync(self._lines)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        os.close(self._lines)
-
-
-def _first_error(problem: ValidationError) -> str:
-    first = problem.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))} {first['msg']}".strip()
-
-
-def summary_of(results: Sequence[TaskResult], attempts_per_sample: int = 1) -> Summary:
-    """The numbers of a run from its results."""
-    total = summarize(attempts_of(results), attempts_per_sample)
-    total.suspicious = sum(each.is_success and each.integrity == "suspicious" for each in results)
-    statuses = [each.agent.status for each in results]
-    total.changed_nothing, total.could_not_run = statuses.count("changed_nothing"), statuses.count("could_not_run")
-    return total
-
-
-def attempts_of(results: Sequence[TaskResult]) -> list[Attempt]:
-    """The results as the statistics take them."""
-    return [Attempt(each.sample_id, each.outcome, each.score, each.seconds) for each in results]
+    written = done.stdout or ""
+    return int(written) if re.fullmatch(r"\s*\d{1,15}\s*", written) else None
 
 
 # --- running --------------------------------------------------------------------------------------------------------

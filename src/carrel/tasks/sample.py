@@ -15,7 +15,7 @@ from carrel.execution.subprocess_executor import SYSTEM_PATH
 from carrel.text import refuse_misspelled_fields
 
 VerifierKind = Literal["test_suite", "static_analysis", "linter", "custom"]
-ReportFormat = Literal["auto", "junit", "go", "cargo", "tap", "unittest", "sarif", "json", "exit_code"]
+ReportFormat = Literal["auto", "junit", "go", "cargo", "tap", "unittest", "sarif", "json", "exit_code", "reward"]
 
 _PLAIN_NAME = re.compile(r"\w[\w.+@-]{0,199}")
 
@@ -71,6 +71,16 @@ class SampleEnvironment(BaseModel):
     image: str = ""
     """With `backend: container`, the image that sessions and verdicts run in. A sample without files has those in the
     image's workdir."""
+    dockerfile: Path | None = None
+    """Instead of `image`: a Dockerfile in the dataset's folder, from which the image is built once for each content."""
+    context: Path | None = None
+    """The folder with what the Dockerfile copies; None is the folder of the Dockerfile."""
+    build_timeout: float = Field(default=1800, gt=0)
+    """Seconds that one step of the build may take."""
+    writable: list[str] = []
+    """In containers, further folders that commands may write to; empty at the start, and not judged."""
+    runtime: str = ""
+    """A runtime of the container engine, such as `runsc` (gVisor); empty for the engine's default."""
     workdir: Annotated[str, AfterValidator(_is_workdir)] = "/workspace"
     """Where the sample's files are in the sandbox."""
     programs: list[str] = []
@@ -92,15 +102,27 @@ class SampleEnvironment(BaseModel):
 
     @model_validator(mode="after")
     def _is_possible(self) -> SampleEnvironment:
-        if (self.backend == "container") != bool(self.image):
-            raise ValueError("backend: container needs an image, and only it: write both backend and image, or neither")
-        if self.image and (self.setup or self.python_version):
+        if (self.backend == "container") != bool(self.image or self.dockerfile):
+            raise ValueError(
+                "backend: container needs an image, and only it: write backend and either image or dockerfile, or none"
+            )
+        if self.image and self.dockerfile:
+            raise ValueError("image and dockerfile are both set; name the image or the file that it is built from")
+        if self.context and not self.dockerfile:
+            raise ValueError("context is the folder of a dockerfile, which is missing")
+        if self.backend == "sandbox" and (self.runtime or self.writable):
+            raise ValueError("runtime and writable are for containers; write backend: container and an image too")
+        if self.in_container and (self.setup or self.python_version):
             raise ValueError("setup and python_version are for the sandbox; build them into the image")
         return self
 
+    @property
+    def in_container(self) -> bool:
+        return self.backend == "container"
+
     def missing(self) -> list[str]:
         """The programs that this machine does not have; those of an image are not looked for."""
-        if self.image:
+        if self.in_container:
             return []
         return [program for program in self.programs if shutil.which(program, path=SYSTEM_PATH) is None]
 
@@ -113,7 +135,9 @@ class VerifySettings(BaseModel):
     command: str = ""
     """Run in the workdir by a shell; `{report}` in it is the path for the report."""
     report: ReportFormat = "auto"
-    """The format of the report: at `{report}` if the command contains that, else on its standard output."""
+    """The format of the report: at `{report}` if the command contains that, else on its standard output.
+
+    With `reward` and the verifier `custom` it is the reward that Harbor's tests write below `/logs/verifier`."""
     reports: list[str] = []
     """Report files that the command leaves in the workdir, as patterns (`target/surefire-reports/*.xml`); removed
     before it runs."""
@@ -123,6 +147,8 @@ class VerifySettings(BaseModel):
     """Whether a recorder in the test runner records what really ran; `required`: a run without one does not count."""
     retries: int = Field(default=0, ge=0, le=20)
     """How often a failing run is repeated; a sample that passes then is flaky."""
+    tests: Path | None = None
+    """A folder in the dataset that is read at `/tests` while the work is judged, and only then."""
     protected: list[str] = []
     """Patterns of files that are always taken from the sample, besides tests and test settings."""
 
@@ -157,6 +183,12 @@ class Sample(BaseModel):
     description: str = ""
     created_at: datetime | None = None
 
+    agent_timeout: float | None = Field(default=None, gt=0)
+    """Seconds that an agent may work on it; None is as the run says."""
+    solution: Path | None = None
+    """A folder that `datasets check` reads at `/solution`, to solve the sample by `solve` in place of the patch."""
+    solve: str = ""
+    """The command of the solution, run in the workdir."""
     files: Path | None = None
     """The folder, .tar.gz or git bundle whose content becomes the workdir; None is an empty workdir."""
     environment: SampleEnvironment = SampleEnvironment()
@@ -176,8 +208,16 @@ class Sample(BaseModel):
     def _filled_in(self) -> Sample:
         if not self.instance_id:
             self.instance_id = self.sample_id
+        if (self.solution is None) != (not self.solve):
+            raise ValueError("solution is a folder and solve the command that uses it; write both or neither")
+        if self.verify.report == "reward" and self.verifier != "custom":
+            raise ValueError("verify.report: reward is for the verifier custom")
         return self
 
 
-WIRE_FIELDS = tuple(name for name in Sample.model_fields if name not in ("files", "environment", "verify"))
-"""The fields that the HTTP API has: all except the path of the files and how the sample is judged."""
+WIRE_FIELDS = tuple(
+    name
+    for name in Sample.model_fields
+    if name not in ("files", "environment", "verify", "agent_timeout", "solution", "solve")
+)
+"""The fields that the HTTP API has: all except paths of the dataset and how the sample is judged."""

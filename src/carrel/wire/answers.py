@@ -26,8 +26,35 @@ class Health(Answer):
 
     service: str
     status: str
+    """`healthy`; of a node also `draining` (takes no new sessions) or `frozen` (cannot reach its store)."""
     timestamp: str
     version: str
+
+
+class NodeInfo(Answer):
+    """A node of a cluster, as it describes itself at each renewal of its lease."""
+
+    name: str
+    url: str
+    """Where the other machines reach it, without `/api/v1`."""
+    state: Literal["ready", "draining", "frozen", "overdue"] = "ready"
+    """`overdue`: its lease was not renewed in time, so it is not used any more."""
+    sessions: int = 0
+    """Live ones."""
+    free_slots: int = 0
+    samples: list[str] = Field(default=[])
+    """`dataset/sample_id` of those for which an executor is started in advance."""
+    version: str = ""
+    load: float = 0.0
+    """The machine's load average of the last minute, divided by its processors."""
+    started_at: datetime | None = None
+    renewed_seconds_ago: float | None = None
+
+
+class NodeList(Answer):
+    """The nodes of a cluster, by name; a server that is not part of one lists itself."""
+
+    nodes: list[NodeInfo]
 
 
 class Problem(Answer):
@@ -104,6 +131,9 @@ class SessionRecord(Answer):
     sample_id: str = ""
     status: SessionStatus
     lifecycle: Literal["live", "paused", "ended"] = "live"
+    """A paused session has the status `closed`, or `terminated` if its node was lost; it can be resumed."""
+    durable: bool = False
+    """Whether it is paused when it ends."""
     requested_at: datetime | None = None
     expires_at: datetime
     created_at: datetime | None = None
@@ -117,6 +147,8 @@ class SessionRecord(Answer):
     closed_at: datetime | None = None
     parent_session_id: str | None = None
     """The session it was forked from."""
+    node: str | None = None
+    """The node of a cluster that has it."""
     receipt: Receipt | None = None
     """What the sample's files were made from, and what of git's future was removed."""
 

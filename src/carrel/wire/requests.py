@@ -91,15 +91,13 @@ class CreateSession(RequestBody):
     session_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_-]{0,127}$")
     """The id of the new session; by default the server chooses one."""
     durable: bool = False
-    """Refused if true: the variables and files of a server's session end with it."""
+    """Whether conversation, files and variables are kept when the session ends, for `POST /sessions/{id}/resume`."""
 
     @model_validator(mode="after")
     def _both_or_neither(self) -> Self:
         if bool(self.dataset) != bool(self.sample_id):
             missing = "sample_id" if self.dataset else "dataset"
             raise ValueError(f"{missing} is missing: give dataset and sample_id together, or neither of them")
-        if self.durable:
-            raise ValueError("durable: a server keeps no variables and files after the end of a session; leave it out")
         if self.network is not None and self.dataset:
             raise ValueError("network: the sample decides whether its sessions have network access")
         return self

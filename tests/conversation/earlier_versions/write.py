@@ -7,6 +7,7 @@ import base64
 import inspect
 import sys
 from itertools import count
+from typing import Any
 
 from carrel.conversation.messages import (
     assistant_message,
@@ -28,7 +29,7 @@ def now() -> str:
 
 
 async def main(folder: str) -> None:
-    settings = {"embedder": None, "now": now}
+    settings: dict[str, Any] = {"embedder": None, "now": now}
     known = inspect.signature(SessionStore).parameters
     store = SessionStore(folder, **{name: value for name, value in settings.items() if name in known})
     about = {"provider": "anthropic", "model": "some-model", "cwd": "/work", "api_base": None}

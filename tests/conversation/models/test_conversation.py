@@ -321,7 +321,7 @@ async def test_a_result_that_comes_later_is_one_more_line(storage: ConversationS
 
 
 def edit_text(conversation: Conversation) -> None:
-    conversation.messages[1].parts[0].content = "changed"  # type: ignore[union-attr]
+    conversation.messages[1].parts[0].content = "changed"
 
 
 def add_part(conversation: Conversation) -> None:
@@ -431,7 +431,7 @@ async def test_an_old_message_is_changed_too(storage: ConversationStorage) -> No
     for n in range(100):
         conversation.create_user_message(f"message {n}")
     await storage.update(conversation)
-    conversation.messages[3].parts[0].content = "changed"  # type: ignore[union-attr]
+    conversation.messages[3].parts[0].content = "changed"
     await storage.update(conversation)
     assert texts(await again(storage, conversation))[3] == "changed"
     conversation.messages[4].meta["why"] = "inside a dict"
@@ -451,7 +451,7 @@ async def test_a_change_made_while_the_last_one_is_being_written_is_not_lost(sto
     for n in range(1, 30):
         writing = asyncio.create_task(storage.update(conversation))
         await asyncio.sleep(0)
-        message.parts[0].content = str(n)  # type: ignore[union-attr]
+        message.parts[0].content = str(n)
         await writing
     await storage.update(conversation)
     assert texts(await again(storage, conversation)) == ["29"]
@@ -853,7 +853,7 @@ async def test_a_copy_through_json_is_written_where_it_belongs(storage: Conversa
     copy = Conversation.model_validate_json(conversation.model_dump_json())
     await storage.update(copy)
     assert log(storage, conversation) == before
-    copy.messages[1].parts[0].content = "good day"  # type: ignore[union-attr]
+    copy.messages[1].parts[0].content = "good day"
     copy.create_user_message("bye")
     await storage.update(copy)
     assert texts(await again(storage, conversation)) == ["hi", "good day", "bye"]

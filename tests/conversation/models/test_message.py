@@ -107,7 +107,7 @@ def test_arguments_may_be_the_text_a_model_gives() -> None:
 
 
 def test_a_text_part_may_be_given_text_or_content() -> None:
-    assert TextPart(text="hi").content == "hi"  # type: ignore[call-arg]
+    assert TextPart(text="hi").content == "hi"
     assert TextPart(content="hi").text == "hi"
 
 
@@ -204,7 +204,7 @@ def test_texts_are_joined_and_images_have_their_detail_for_openai() -> None:
     assert message.to_llm_format() == whole
     conversation = Conversation(info=SessionInfo(project_dir="p", working_dir="p"), messages=[message])
     assert conversation.get_messages_for_llm() == [whole]
-    message.parts = message.get_images()
+    message.parts = [*message.get_images()]
     assert conversation.get_messages_for_llm() == [{"role": "user", "content": images}]
 
 

@@ -33,7 +33,7 @@ def test_packed_vectors_keep_their_direction(embedder: Embedder) -> None:
 
 def test_the_nearest_vectors_come_first_and_deleted_ones_are_gone(embedder: Embedder) -> None:
     table = SessionVectors(embedder.dimensions)
-    query = embedder.embed(["baking bread"])[0]
+    [query] = (list(row) for row in embedder.embed(["baking bread"]))
     assert table.nearest(query, 5, -1.0) == []
     table.load([])
     for number, vector in enumerate(pack_vectors(embedder.embed(TEXTS), embedder.dimensions)):

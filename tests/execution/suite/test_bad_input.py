@@ -62,7 +62,7 @@ async def test_a_time_that_is_no_number(executor: Executor) -> None:
 
 
 async def test_paths_may_be_path_objects(executor: Executor) -> None:
-    await executor.write_file(Path("sub") / "f", bytearray(b"one"))
+    await executor.write_file(Path("sub") / "f", bytearray(b"one"))  # type: ignore[arg-type]
     await executor.str_replace(Path("sub/f"), "one", "two")
     assert await executor.read_file(Path("sub/f")) == b"two"
     assert [entry.name for entry in await executor.list_files(Path("sub"))] == ["f"]
@@ -87,7 +87,7 @@ async def test_what_is_no_path_no_command_and_no_time(executor: Executor) -> Non
         await executor.str_replace("f", "a", number)
     for command in (nothing, number, b"ls", {"ls"}):
         with pytest.raises(TypeError, match="command is a text for a shell"):
-            await executor.exec(command)
+            await executor.exec(command)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="a word of the command"):
         await executor.exec(["ls", nothing])
     with pytest.raises(ValueError, match="empty list"):
@@ -97,7 +97,7 @@ async def test_what_is_no_path_no_command_and_no_time(executor: Executor) -> Non
             await executor.exec("true", timeout=time)  # type: ignore[arg-type]
     for option in ({"cwd": 5}, {"env": ["A=1"]}, {"env": {"A": None}}, {"stdin": 5}):
         with pytest.raises(TypeError, match=next(iter(option))):
-            await executor.exec("true", **option)  # type: ignore[arg-type]
+            await executor.exec("true", **option)
     assert (await executor.exec("echo on", timeout=float("inf"))).stdout == "on\n"
 
 

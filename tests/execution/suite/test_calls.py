@@ -74,7 +74,7 @@ async def test_an_error_of_our_own_is_also_the_builtin(start: Start) -> None:
 async def test_an_error_of_our_own_keeps_its_parents_and_what_it_knows(start: Start) -> None:
     async def fail(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         problem = ToolTimeoutError("too slow")
-        problem.exit_code = 7  # type: ignore[attr-defined]
+        problem.exit_code = 7
         raise problem
 
     executor = start(handlers={"fail": fail})

@@ -165,7 +165,7 @@ async def test_a_fork_refused_for_want_of_processes_can_be_made_when_there_are_s
 @pytest.mark.parametrize("free", [3, 4, 6])
 async def test_a_fork_refused_for_want_of_descriptors_can_be_made_when_there_are_some(start: Start, free: int) -> None:
     """The request brings three: none is left then to look at what is open, or too few for the way."""
-    executor = start(frozen=False)
+    executor = start(snapshots=False)
     await executor.run(
         "import os, resource\nx, held = 7, []\nresource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))\n"
         "try:\n    while True: held.append(os.open('/dev/null', os.O_RDONLY))\nexcept OSError: pass\n"
@@ -197,7 +197,7 @@ async def test_forks_of_forks_and_many_of_one(executor: Executor) -> None:
 
 @pytest.mark.promise("forks")
 async def test_forks_and_crashes_in_turn_at_any_moment(executor: Executor) -> None:
-    """Whether a frozen fork is there already or not: it becomes the live one, and another is kept in its place."""
+    """Whether a snapshot is there already or not: it becomes the live one, and another is kept in its place."""
     for number in range(12):
         await executor.run(f"x = {number}\ny = len(str(x))")
         await asyncio.sleep((0, 0.001, 0.002, 0.05)[number % 4])
@@ -226,11 +226,11 @@ for name in os.listdir("/proc"):
 
 @pytest.mark.promise("forks")
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
-async def test_code_that_has_stopped_its_frozen_fork_is_forked_all_the_same(executor: Executor, number: int) -> None:
+async def test_code_that_has_stopped_its_snapshot_is_forked_all_the_same(executor: Executor, number: int) -> None:
     worker = (await executor.run("import os; x = 5; os.getpid()")).value
     await executor.write_file("others.py", OTHERS)
     await asyncio.sleep(0.2)
-    # A command, since a run would be followed by another frozen fork.
+    # A command, since a run would be followed by another snapshot.
     done = await executor.exec(["python3", "others.py", str(worker), str(int(number))])
     assert (done.exit_code, done.stderr) == (0, "")
     fork = await executor.fork()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from carrel.errors import ForkRefused
@@ -145,7 +147,8 @@ look = lambda: (chr(libc.fgetc(held)), os.pread(unlike, 5, 0), closed.closed or 
 async def test_files_that_c_code_holds_and_that_a_hook_closes(executor: Executor) -> None:
     assert (await executor.run(HELD)).error is None
     # The snapshot of each run is a fork too, whose hooks run only in a child that goes on.
-    async with await executor.fork() as fork:
+    forked: Any = await executor.fork()
+    async with forked as fork:
         result = await fork.run("look()")
         assert result.value == ("e", b"other", True), result.error
     moment = await executor.checkpoint()
@@ -160,7 +163,8 @@ async def test_after_a_plot_it_can_be_forked(executor: Executor) -> None:
     result = await executor.run(f"import matplotlib; matplotlib.use('agg')\nimport matplotlib.pyplot as plt\n{draw}")
     assert result.error is None
     moment = await executor.checkpoint()
-    async with await executor.fork() as fork:
+    forked: Any = await executor.fork()
+    async with forked as fork:
         assert (await fork.run(draw)).error is None
     await executor.rewind(moment)
     assert (await executor.run(draw)).error is None

@@ -66,7 +66,7 @@ async def test_leaving_the_stream_stops_the_code(executor: Executor) -> None:
     stream = executor.stream("while True:\n    n += 1\n    print(n)")
     async for _ in stream:
         break
-    await stream.aclose()  # type: ignore[attr-defined]
+    await stream.aclose()
     first = (await executor.run("n")).value
     await asyncio.sleep(0.05)
     assert (await executor.run("n")).value == first > 0

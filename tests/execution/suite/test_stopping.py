@@ -206,7 +206,7 @@ async def test_a_crash_costs_the_run_and_not_the_session(executor: Executor, cod
 
 
 @pytest.mark.promise("survives the end of its process")
-async def test_where_no_frozen_fork_could_be_kept_the_result_says_lost_and_why(executor: Executor) -> None:
+async def test_where_no_snapshot_could_be_kept_the_result_says_lost_and_why(executor: Executor) -> None:
     await executor.write_file("kept.txt", "files stay")
     await executor.run("import threading, time, os\nx = 5\nthreading.Thread(target=time.sleep, args=(60,)).start()")
     result = await executor.run("os._exit(1)")

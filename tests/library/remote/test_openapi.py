@@ -47,7 +47,7 @@ async def shop() -> AsyncIterator[Callable[..., OpenApiProvider]]:
         await provider.close()
 
 
-async def make_tools(provider: OpenApiProvider) -> dict[str, Tool]:
+async def make_tools(provider: ToolProvider) -> dict[str, Tool]:
     return {tool.name.partition(".")[2]: tool for tool in await provider.definitions()}
 
 
@@ -204,7 +204,7 @@ async def test_a_document_cannot_send_secrets_to_another_host(web: Serve, shop: 
     servers = {"servers": [{"url": elsewhere.url.replace("127.0.0.1", "localhost")}]}
     operation: dict[str, Any] = {"operationId": "a", "responses": {}}
     path: dict[str, Any] = {"get": operation | (servers if place == "operation" else {})}
-    content = {"openapi": "3.1.0", "paths": {"/a": path | (servers if place == "path" else {})}}
+    content: dict[str, Any] = {"openapi": "3.1.0", "paths": {"/a": path | (servers if place == "path" else {})}}
     content |= servers if place == "document" else {}
     spec = f"{web(lambda _: Answer(content)).url}/spec"
     with pytest.raises(ConfigurationError, match=r"secrets are sent to 127\.0\.0\.1:\d+ only; set base_url"):
@@ -245,6 +245,9 @@ async def test_two_operations_with_the_same_name(shop: Any) -> None:
     assert list(await make_tools(shop(content))) == ["get", "get_2"]
 
 
+DOUBLED = "a0: &a0 {}\n" + "".join(f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}\n" for n in range(1, 60))
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -253,6 +256,10 @@ async def test_two_operations_with_the_same_name(shop: Any) -> None:
         ({}, "3.2, not 'nothing'"),
         ("{broken", "it is not valid JSON"),
         ("a: [b", "it is neither JSON nor YAML"),
+        pytest.param(
+            "[" * 100_000, "it is neither JSON nor YAML: document, line 1: it is nested too deeply", id="deep"
+        ),
+        pytest.param(DOUBLED, "its aliases stand for more than 10,000 values", id="doubled"),
         ("just text", "it is not an OpenAPI document"),
     ],
 )

@@ -10,7 +10,7 @@ from carrel.library.search import LibrarySearch
 from carrel.library.search.words import query_terms, terms
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
-import finding
+import finding  # type: ignore[import-not-found]
 
 ENTRIES = {entry.key: entry for entry in finding.entries()}
 HALVES = ("dev", "held-out")

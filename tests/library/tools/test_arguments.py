@@ -116,7 +116,9 @@ def test_unknown_names() -> None:
     listed = {"type": "object", "properties": {"query": {"type": "string"}}}
     with pytest.raises(ToolCallError, match="it has no parameter qeury; did you mean query"):
         checked({"qeury": "x"}, Tool(name="find", parameters=listed))
-    for opened in ({"additionalProperties": True}, {"patternProperties": {"^x-": {}}}, {"allOf": [{}]}):
+    schemas: list[dict[str, Any]]
+    schemas = [{"additionalProperties": True}, {"patternProperties": {"^x-": {}}}, {"allOf": [{}]}]
+    for opened in schemas:
         assert checked({"x-a": 1}, Tool(name="find", parameters={**listed, **opened})) == {"x-a": 1}
 
 

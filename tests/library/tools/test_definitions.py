@@ -1,14 +1,11 @@
 """Tool definitions: valid ones become models, wrong ones are errors with file, line and field; names in Python."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from carrel.errors import ConfigurationError
 from carrel.library.names import python_name, python_names
-from carrel.library.tools import definition_files
 from carrel.library.tools.definition_files import LONGEST_FILE, ToolFiles, parse_definition, read_definitions
 from carrel.library.tools.definitions import (
     CliDefinition,
@@ -19,7 +16,6 @@ from carrel.library.tools.definitions import (
 )
 from carrel.library.tools.registry import ToolRegistry
 from carrel.library.tools.secrets import Secrets
-from carrel.storage.files.store import FileStore
 from tests.support.stores import Backend
 from tests.support.tools import callable_names
 
@@ -78,14 +74,19 @@ def test_names_that_yaml_reads_as_other_types() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "tools/a.yaml: expected one definition per file, found none"),
-        ("name: a\ncommand: b\n---\nname: c\ncommand: d\n", "expected one definition per file, found 2"),
+        ("", "tools/a.yaml: expected fields such as `name:`, found nothing"),
+        (
+            "name: a\ncommand: b\n---\nname: c\ncommand: d\n",
+            "line 3: this is not valid YAML: but found another",
+        ),
         ("- a\n- b", "tools/a.yaml: expected fields such as `name:`, found a list"),
         ("name: a\ncommand: [b", "tools/a.yaml, line 2: this is not valid YAML: the bracket or quote that begins here"),
         ("name: a\ncommand: 'b\ntags: [x]\n", "line 2: this is not valid YAML: the bracket or quote that begins here"),
         ("name: a\ncommand: b\nschema:\n\toptions: {}\n", "line 4: this is not valid YAML: there is a tab"),
         ("name: a\n  b: c", "tools/a.yaml, line 2: this is not valid YAML: mapping values are not allowed"),
-        ("name: a\ncommand: b\nname: c", "tools/a.yaml, line 3: this is not valid YAML: the key name is repeated"),
+        ("name: a\ncommand: b\nname: c", "tools/a.yaml, line 3: the key name is in line 1 already"),
+        pytest.param(f"name: {'[' * 200_000}", "tools/a.yaml, line 1: it is nested too deeply", id="deep"),
+        ("name: a\nx: &x [*x]", "tools/a.yaml, line 2: an alias contains itself"),
         (
             "name: a\nx: !!python/object/apply:os.system [ls]",
             "this is not valid YAML: could not determine a constructor",
@@ -231,27 +232,6 @@ async def test_the_same_name_in_two_files(backend: Backend) -> None:
     with pytest.raises(ConfigurationError, match=r"tools/b\.yaml, name: echo is already defined in tools/a\.yaml"):
         await read_definitions(store)
     assert list(await read_definitions(store, on_error="skip")) == ["tools/a.yaml"]
-
-
-async def test_parsed_definitions_are_kept_for_the_next_process(backend: Backend) -> None:
-    store = backend.open()
-    await store.put("tools/curl.yaml", CURL.encode())
-    definition_files._parsed.clear()
-    first = await read_definitions(store)
-    kept = await store.get("library/tools/parsed.json")
-    assert kept is not None
-    definition_files._parsed.clear()
-    assert (await read_definitions(backend.open())) == first
-    assert await store.get("library/tools/parsed.json") == kept
-
-
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"x": {"name": 5}}'])
-async def test_a_damaged_cache_is_ignored(tmp_path: Path, damage: bytes) -> None:
-    store = FileStore(tmp_path)
-    await store.put("tools/curl.yaml", CURL.encode())
-    await store.put("library/tools/parsed.json", damage)
-    definition_files._parsed.clear()
-    assert [definition.name for definition in (await read_definitions(store)).values()] == ["curl"]
 
 
 async def test_an_edited_file_is_read_again(backend: Backend) -> None:

@@ -340,7 +340,7 @@ async def test_a_missing_function_is_named(module: str) -> None:
 async def test_values_without_hints_are_unchanged() -> None:
     got: list[Any] = []
 
-    def take(value, text: str = "", exact: decimal.Decimal | None = None, numbers: list[int] | None = None, **more):  # type: ignore[no-untyped-def]
+    def take(value, text: str = "", exact: decimal.Decimal | None = None, numbers: list[int] | None = None, **more):
         got.append((value, text, exact, numbers, more))
 
     tools = ToolRegistry([register(take)])

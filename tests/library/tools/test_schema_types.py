@@ -10,13 +10,12 @@ from carrel.library.tools.arguments import ArgumentValidator
 from carrel.library.tools.schema_types import (
     DEEPEST,
     LONGEST_TEXT,
-    SizeBudget,
     WorkBudget,
     bounded_schema,
     python_type,
     tool_docs,
 )
-from carrel.library.tools.stubs import describe, group_stub, parameters_of, signature_of
+from carrel.library.tools.stubs import ToolStub, describe, group_stub, parameters_of, signature_of
 from carrel.library.tools.tool import Tool
 
 
@@ -74,7 +73,7 @@ def test_a_description_of_all_parameters() -> None:
 def test_names_with_line_breaks() -> None:
     deep = {"type": "object", "properties": {"a\nimport os": {"type": "string", "description": "Which"}}}
     tools = [Tool(name=f"s.t{number}", parameters={"properties": {"deep": deep}}) for number in range(9)]
-    written = group_stub("s", [(tool, "all") for tool in tools])
+    written = group_stub("s", [(ToolStub(tool), "all") for tool in tools])
     assert "  a import os: Which" in written
     assert not any(isinstance(node, ast.Import) for node in ast.walk(ast.parse(written)))
 
@@ -118,7 +117,7 @@ def test_a_small_schema_of_exponential_size_is_described(level: Any) -> None:
     assert [one["name"] for one in parameters_of(tool)] == ["a", "b"]
     assert len(signature_of(tool)) < 10_000
     for docs in ("all", "line", "none"):
-        assert "def do(a" in describe([tool], 100_000, docs=docs)  # type: ignore[arg-type]
+        assert "def do(a" in describe([tool], 100_000, docs=docs)
 
 
 @pytest.mark.parametrize("level", [two_properties, either])
@@ -160,7 +159,7 @@ def test_regular_expressions_are_left_to_the_server() -> None:
         "patternProperties": {"^x-": {"type": "string"}},
         "required": ["a"],
     }
-    kept = bounded_schema(schema, SizeBudget())
+    kept = bounded_schema(schema, WorkBudget())
     assert kept["properties"] == {
         "a": {"type": "string"},
         "pattern": {"type": "string", "description": "to look for"},
@@ -175,11 +174,11 @@ def test_depth_number_and_length_of_parts_are_bounded() -> None:
     deep: dict[str, Any] = {"type": "string"}
     for _ in range(5000):
         deep = {"items": deep}
-    assert str(bounded_schema(deep, SizeBudget())).count("items") == DEEPEST + 1
+    assert str(bounded_schema(deep, WorkBudget())).count("items") == DEEPEST + 1
     wide = {"properties": {f"p{n}": {"type": "string"} for n in range(1000)}}
-    assert str(bounded_schema(wide, SizeBudget(100))).count("string") < 100
-    short = bounded_schema({"description": "w " * 7_000_000, "default": "x" * 100_000}, SizeBudget())
+    assert str(bounded_schema(wide, WorkBudget(100))).count("string") < 100
+    short = bounded_schema({"description": "w " * 7_000_000, "default": "x" * 100_000}, WorkBudget())
     assert len(short["description"]) == LONGEST_TEXT + 1
     assert "default" not in short
     data = {"enum": ["a"], "default": {"pattern": "kept, because it is data"}}
-    assert bounded_schema(data, SizeBudget()) == data
+    assert bounded_schema(data, WorkBudget()) == data

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from carrel.library.names import with_python_names
 from carrel.library.tools.schema_types import python_type
-from carrel.library.tools.stubs import describe, first_sentence, group_stub, parameters_of, signature_of, stub
+from carrel.library.tools.stubs import ToolStub, describe, first_sentence, group_stub, parameters_of, signature_of
 from carrel.library.tools.tool import Tool
 
 PUBLIC = sorted((Path(__file__).parents[3] / "bench" / "data" / "mcp_tools").glob("*.json"))
@@ -123,9 +123,9 @@ def test_positional_and_required_parameters_come_first() -> None:
 
 def test_levels_of_docs() -> None:
     signature = "(url: str, *, silent: bool = None, max_time=30) -> str"
-    assert stub(CURL, "curl", "none") == f"def curl{signature}: ..."
-    assert stub(CURL, "curl", "line") == f'def curl{signature}: "Make HTTP requests"'
-    assert stub(CURL, "curl", "all") == (
+    assert ToolStub(CURL).text("curl", "none") == f"def curl{signature}: ..."
+    assert ToolStub(CURL).text("curl", "line") == f'def curl{signature}: "Make HTTP requests"'
+    assert ToolStub(CURL).text("curl", "all") == (
         "def curl(url: str, # Where\n *, silent: bool = None, # Say nothing else\n max_time=30) -> str: "
         '"""Make HTTP requests.\n With all that is needed."""'
     )
@@ -135,7 +135,7 @@ def test_parts_of_a_parameter_are_in_the_docstring() -> None:
     page = {"type": "object", "properties": {"size": {"description": "How many"}, "at": {"description": "Where"}}}
     query = {"type": "object", "description": "All", "properties": {"page": page, "text": {"description": "What"}}}
     tool = Tool(name="find", description="Find.", parameters={"type": "object", "properties": {"query": query}})
-    _, written = stub(tool, "find").split(" # All\n")
+    _, written = ToolStub(tool).text("find", "all").split(" # All\n")
     assert written == (' ): """Find.\n query:\n  page:\n   size: How many\n   at: Where\n  text: What"""')
 
 
@@ -149,14 +149,14 @@ REPO = {"type": "string", "description": "Which repository"}
 
 def test_a_group_is_a_class() -> None:
     tools = [hub(name, repo=REPO) for name in ("get", "put")]
-    assert group_stub("hub", [(tool, "all") for tool in tools]).splitlines() == [
+    assert group_stub("hub", [(ToolStub(tool), "all") for tool in tools]).splitlines() == [
         "class hub:",
         " def get(repo: str # Which repository",
         ' ): "get"',
         " def put(repo: str # Which repository",
         ' ): "put"',
     ]
-    assert group_stub("hub", [(tools[0], "line"), (tools[1], "name")]).splitlines() == [
+    assert group_stub("hub", [(ToolStub(tools[0]), "line"), (ToolStub(tools[1]), "name")]).splitlines() == [
         "class hub:",
         ' def get(repo: str): "get"',
         " # and put",
@@ -166,9 +166,9 @@ def test_a_group_is_a_class() -> None:
 def test_a_default_replaces_its_type() -> None:
     count = {"type": "integer", "default": 5}
     tool = Tool(name="hub.odd", parameters={"type": "object", "properties": {"n": count, "m": {"type": "number"}}})
-    assert stub(tool, "odd") == "def odd(*, n=5, m: float = None): ..."
+    assert ToolStub(tool).text("odd", "all") == "def odd(*, n=5, m: float = None): ..."
     half = Tool(name="hub.half", parameters={"type": "object", "properties": {"n": {"type": "number", "default": 5}}})
-    assert stub(half, "half") == "def half(*, n: float = 5): ..."
+    assert ToolStub(half).text("half", "all") == "def half(*, n: float = 5): ..."
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_the_first_sentence(text: str, first: str | None) -> None:
 @pytest.mark.parametrize("docs", ["all", "line", "none"])
 def test_the_stubs_of_public_servers_are_python(path: Path, docs: Any) -> None:
     tools = public(path)
-    [group] = ast.parse(group_stub(path.stem, [(tool, docs) for tool in tools])).body
+    [group] = ast.parse(group_stub(path.stem, [(ToolStub(tool), docs) for tool in tools])).body
     assert isinstance(group, ast.ClassDef)
     assert len([node for node in group.body if isinstance(node, ast.FunctionDef)]) == len(tools)
 
@@ -219,7 +219,7 @@ def read(stubs: str) -> str:
 @pytest.mark.parametrize("path", PUBLIC, ids=lambda path: path.stem)
 def test_all_prose_of_public_servers_is_in_their_stubs(path: Path) -> None:
     tools = public(path)
-    written = read(group_stub(path.stem, [(tool, "all") for tool in tools]))
+    written = read(group_stub(path.stem, [(ToolStub(tool), "all") for tool in tools]))
     for tool in tools:
         for text in (tool.description, *descriptions(tool.parameters)):
             assert [line for line in text.splitlines() if closed(line) not in written] == []
@@ -243,7 +243,7 @@ def named_within(schema: Any) -> Iterator[str]:
 def test_all_parts_of_parameters_are_named(path: Path) -> None:
     """A type that is too long is `dict` in the signature, and its parts are in the docstring."""
     for tool in public(path):
-        written = stub(tool, "f")
+        written = ToolStub(tool).text("f", "all")
         for inner in tool.parameters["properties"].values():
             assert [name for name in named_within(inner) if name not in written] == []
 
@@ -255,7 +255,7 @@ def test_stubs_cost_a_fraction_of_the_json() -> None:
         len(json.dumps(json.loads(path.read_text(encoding="utf-8"))["tools"], ensure_ascii=False)) for path in PUBLIC
     )
     costs = {
-        docs: sum(len(group_stub(path.stem, [(tool, docs) for tool in public(path)])) for path in PUBLIC)
+        docs: sum(len(group_stub(path.stem, [(ToolStub(tool), docs) for tool in public(path)])) for path in PUBLIC)
         for docs in ("all", "line")
     }
     assert costs["all"] < 0.5 * size
@@ -281,7 +281,9 @@ def test_tools_that_match_the_task_are_first() -> None:
 def test_everything_is_shown_if_it_fits() -> None:
     few = EVERYTHING[:3]
     page = describe(few, 100_000)
-    assert page.split("\n", 2)[2].strip() == group_stub(few[0].name.partition(".")[0], [(one, "all") for one in few])
+    assert page.split("\n", 2)[2].strip() == group_stub(
+        few[0].name.partition(".")[0], [(ToolStub(one), "all") for one in few]
+    )
 
 
 def test_descriptions_cannot_end_their_docstring() -> None:
@@ -291,10 +293,10 @@ def test_descriptions_cannot_end_their_docstring() -> None:
         parameters={"type": "object", "properties": {"x": {"description": '"""\\"', "default": '"""'}}},
     )
     for docs in ("all", "line", "none"):
-        [node] = ast.parse(stub(evil, "a", docs)).body  # type: ignore[arg-type]
+        [node] = ast.parse(ToolStub(evil).text("a", docs)).body
         assert isinstance(node, ast.FunctionDef)
 
 
 def test_any_name_of_a_parameter() -> None:
     odd = Tool(name="a", parameters={"type": "object", "properties": {"x-y": {}, "class": {}, "1": {}}})
-    ast.parse(stub(odd, "a", "none"))
+    ast.parse(ToolStub(odd).text("a", "none"))

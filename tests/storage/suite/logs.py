@@ -4,6 +4,8 @@ import asyncio
 import json
 import random
 import tracemalloc
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -182,7 +184,7 @@ async def test_threads_with_their_own_loops_append_to_one_log(backend: Backend) 
         await backend.done_with(store)
         return numbers
 
-    numbers = await asyncio.gather(*[in_a_thread(lambda name=name: work(name)) for name in range(4)])
+    numbers = await asyncio.gather(*[in_a_thread(partial(work, name)) for name in range(4)])
     kept = await everything(backend.open(), "log")
     assert len(kept) == 120
     for name, its in enumerate(numbers):
@@ -284,7 +286,7 @@ async def test_a_log_deleted_by_another_process_can_be_begun_anew(backend: Backe
 async def test_a_reader_in_the_middle_of_a_log_is_not_given_another_one(backend: Backend) -> None:
     store = backend.open()
     await store.append("log", [b"old %d" % number for number in range(3000)])
-    seen = []
+    seen: list[Any] = []
     async for block in store.read("log"):
         if not seen:
             await store.delete("log")

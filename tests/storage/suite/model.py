@@ -117,7 +117,8 @@ async def call(store: Store, root: str, method: str, arguments: list[Any]) -> ob
                 condition: dict[str, Expected] = {"any": None, "missing": MISSING, "same": found or old, "old": old}
                 return await store.put(f"{root}/{key}", data, expect=condition[expect]) is not None
             case "copy", [source, target]:
-                return await store.copy(f"{root}/{source}", f"{root}/{target}")
+                await store.copy(f"{root}/{source}", f"{root}/{target}")
+                return None
             case "copy_log", [source, target, through, more]:
                 return await store.copy_log(f"{root}/{source}", f"{root}/{target}", through=through, more=more)
             case "append", [key, records, create, after]:

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import pytest
 
@@ -266,10 +267,14 @@ async def test_a_stamp_stays_while_nothing_changes_and_differs_after_every_chang
     await store.delete("o")
     assert await store.stamp("o") is None
     await store.put("o", b"1234")
-    seen.append(await store.stamp("o"))
+    stamp = await store.stamp("o")
+    assert stamp
+    seen.append(stamp)
     for turn in range(3):
         await store.append("log", [b"x" * turn])
-        seen.append(await store.stamp("log"))
+        stamp = await store.stamp("log")
+        assert stamp
+        seen.append(stamp)
         assert await other.stamp("log") == seen[-1]
     assert len(set(seen)) == len(seen)
 
@@ -313,7 +318,7 @@ async def test_one_store_is_used_from_several_threads_with_their_own_loops(backe
             await store.put(f"t/{number}", str(turn).encode())
             await store.append("log", [f"{number} {turn}".encode()])
 
-    await asyncio.gather(work(0), *[in_a_thread(lambda number=number: work(number)) for number in range(1, 4)])
+    await asyncio.gather(work(0), *[in_a_thread(partial(work, number)) for number in range(1, 4)])
     assert await store.get_many([f"t/{number}" for number in range(4)]) == [b"19"] * 4
     records = [record async for block in store.read("log") for record in block.records]
     assert sorted(records) == sorted(f"{number} {turn}".encode() for number in range(4) for turn in range(20))

@@ -10,6 +10,8 @@ import sys
 def load(name, file):
     folder = os.path.dirname(file) if file.endswith("__init__.py") else None
     spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folder and [folder])
+    assert spec
+    assert spec.loader
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -8,7 +8,7 @@ from typing import Any, Self, Unpack
 
 import httpx2
 
-from carrel.client._async.resources import AsyncApprovals, AsyncDatasets, AsyncHealth, AsyncSamples
+from carrel.client._async.resources import AsyncApprovals, AsyncDatasets, AsyncHealth, AsyncNodes, AsyncSamples
 from carrel.client._async.sessions import AsyncSessions
 from carrel.client._async.transport import AsyncTransport
 from carrel.client.transport import ClientOptions, check_names, http_settings, make_settings
@@ -45,6 +45,7 @@ class AsyncClient:
         self.samples = AsyncSamples(transport)
         self.sessions = AsyncSessions(transport)
         self.approvals = AsyncApprovals(transport)
+        self.nodes = AsyncNodes(transport)
 
     def with_options(self, **options: Unpack[ClientOptions]) -> Self:
         """Return the same client with other settings, on the same connections."""

@@ -169,6 +169,14 @@ class AsyncRemoteSession(SessionRecord):
             self.session_id, wait_for_completion=wait_for_completion, on_progress=on_progress, **options
         )
 
+    async def pause(self) -> AsyncRemoteSession:
+        """Save and close a durable session, and return it as it is then."""
+        return await self._sessions.pause(self.session_id)
+
+    async def resume(self) -> AsyncRemoteSession:
+        """Open the paused session again."""
+        return await self._sessions.resume(self.session_id)
+
     async def fork(self) -> AsyncRemoteSession:
         """Return another session that starts from this moment of this one."""
         return await self._sessions.fork(self.session_id)

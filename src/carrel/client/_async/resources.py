@@ -22,7 +22,16 @@ from carrel.client.transport import (
     url_part,
 )
 from carrel.errors import ServerFailed
-from carrel.wire.answers import ApprovalList, ApprovalRecord, DatasetInfo, Health, SampleInfo, SampleList
+from carrel.wire.answers import (
+    ApprovalList,
+    ApprovalRecord,
+    DatasetInfo,
+    Health,
+    NodeInfo,
+    NodeList,
+    SampleInfo,
+    SampleList,
+)
 from carrel.wire.verification import Job
 
 PAGE = 100
@@ -46,6 +55,15 @@ class AsyncHealth(AsyncResource):
         """Return the state of the server; needs no key."""
         request = make_request(self.check, options, "GET", "/health", "check the health of the server")
         return parse_as(Health, await self._json(request), request)
+
+
+class AsyncNodes(AsyncResource):
+    """`client.nodes`."""
+
+    async def list(self, **options: Unpack[RequestOptions]) -> list[NodeInfo]:
+        """Return the nodes of the cluster; a server that is not part of one lists itself."""
+        request = make_request(self.list, options, "GET", "/nodes", "list nodes")
+        return parse_as(NodeList, await self._json(request), request).nodes
 
 
 class AsyncDatasets(AsyncResource):

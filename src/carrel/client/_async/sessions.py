@@ -79,6 +79,7 @@ class AsyncSessions(AsyncResource):
         files: Mapping[str, str] | None = None,
         network: bool | None = None,
         session_id: str | None = None,
+        durable: bool | None = None,
         wait_for_ready: bool = True,
         on_progress: Callable[[AsyncRemoteSession], object] | None = None,
         **options: Unpack[WaitOptions],
@@ -87,7 +88,8 @@ class AsyncSessions(AsyncResource):
 
         If it could not be created, its status is "error" and `error` says why. `version` is the sample's, the latest by
         default; `files` are texts by path, which replace files of the sample; `network` is for a session without a
-        sample, if the server allows it; `session_id` is the id of the new session, chosen by the server by default."""
+        sample, if the server allows it; `session_id` is the id of the new session, chosen by the server by default; a
+        `durable` one can be paused and resumed."""
         body = {
             "dataset": dataset,
             "sample_id": sample_id,
@@ -96,11 +98,24 @@ class AsyncSessions(AsyncResource):
             "files": None if files is None else dict(files),
             "network": network,
             "session_id": session_id,
+            "durable": durable,
         }
         hold = HOLD if wait_for_ready else 0.0
         action = f"create a session of {dataset}/{sample_id}" if sample_id else "create a session"
         request = make_request(self.create, options, "POST", "/sessions", action, body=body, hold=hold)
         return await self._until_ready(request, wait_for_ready, on_progress)
+
+    async def pause(self, session_id: str, **options: Unpack[RequestOptions]) -> AsyncRemoteSession:
+        """Save and close a durable session; `resume` continues it."""
+        path, action = f"{session_path(session_id)}/pause", f"pause session {session_id}"
+        request = make_request(self.pause, options, "POST", path, action)
+        return self._session(await self._json(request), request)
+
+    async def resume(self, session_id: str, **options: Unpack[WaitOptions]) -> AsyncRemoteSession:
+        """Open a paused session again, with its conversation, files and variables, and return it when it is ready."""
+        path, action = f"{session_path(session_id)}/resume", f"resume session {session_id}"
+        request = make_request(self.resume, options, "POST", path, action, hold=HOLD)
+        return await self._until_ready(request, True, None)
 
     async def fork(
         self, session_id: str, *, ttl_minutes: int | None = None, **options: Unpack[WaitOptions]

@@ -9,7 +9,7 @@ from typing import Any, Self, Unpack
 
 import httpx2
 
-from carrel.client._sync.resources import SyncApprovals, SyncDatasets, SyncHealth, SyncSamples
+from carrel.client._sync.resources import SyncApprovals, SyncDatasets, SyncHealth, SyncNodes, SyncSamples
 from carrel.client._sync.sessions import SyncSessions
 from carrel.client._sync.transport import SyncTransport
 from carrel.client.transport import ClientOptions, check_names, http_settings, make_settings
@@ -46,6 +46,7 @@ class Client:
         self.samples = SyncSamples(transport)
         self.sessions = SyncSessions(transport)
         self.approvals = SyncApprovals(transport)
+        self.nodes = SyncNodes(transport)
 
     def with_options(self, **options: Unpack[ClientOptions]) -> Self:
         """Return the same client with other settings, on the same connections."""

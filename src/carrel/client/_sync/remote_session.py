@@ -170,6 +170,14 @@ class RemoteSession(SessionRecord):
             self.session_id, wait_for_completion=wait_for_completion, on_progress=on_progress, **options
         )
 
+    def pause(self) -> RemoteSession:
+        """Save and close a durable session, and return it as it is then."""
+        return self._sessions.pause(self.session_id)
+
+    def resume(self) -> RemoteSession:
+        """Open the paused session again."""
+        return self._sessions.resume(self.session_id)
+
     def fork(self) -> RemoteSession:
         """Return another session that starts from this moment of this one."""
         return self._sessions.fork(self.session_id)

@@ -23,7 +23,16 @@ from carrel.client.transport import (
     url_part,
 )
 from carrel.errors import ServerFailed
-from carrel.wire.answers import ApprovalList, ApprovalRecord, DatasetInfo, Health, SampleInfo, SampleList
+from carrel.wire.answers import (
+    ApprovalList,
+    ApprovalRecord,
+    DatasetInfo,
+    Health,
+    NodeInfo,
+    NodeList,
+    SampleInfo,
+    SampleList,
+)
 from carrel.wire.verification import Job
 
 PAGE = 100
@@ -47,6 +56,15 @@ class SyncHealth(SyncResource):
         """Return the state of the server; needs no key."""
         request = make_request(self.check, options, "GET", "/health", "check the health of the server")
         return parse_as(Health, self._json(request), request)
+
+
+class SyncNodes(SyncResource):
+    """`client.nodes`."""
+
+    def list(self, **options: Unpack[RequestOptions]) -> list[NodeInfo]:
+        """Return the nodes of the cluster; a server that is not part of one lists itself."""
+        request = make_request(self.list, options, "GET", "/nodes", "list nodes")
+        return parse_as(NodeList, self._json(request), request).nodes
 
 
 class SyncDatasets(SyncResource):

@@ -80,6 +80,7 @@ class SyncSessions(SyncResource):
         files: Mapping[str, str] | None = None,
         network: bool | None = None,
         session_id: str | None = None,
+        durable: bool | None = None,
         wait_for_ready: bool = True,
         on_progress: Callable[[RemoteSession], object] | None = None,
         **options: Unpack[WaitOptions],
@@ -88,7 +89,8 @@ class SyncSessions(SyncResource):
 
         If it could not be created, its status is "error" and `error` says why. `version` is the sample's, the latest by
         default; `files` are texts by path, which replace files of the sample; `network` is for a session without a
-        sample, if the server allows it; `session_id` is the id of the new session, chosen by the server by default."""
+        sample, if the server allows it; `session_id` is the id of the new session, chosen by the server by default; a
+        `durable` one can be paused and resumed."""
         body = {
             "dataset": dataset,
             "sample_id": sample_id,
@@ -97,11 +99,24 @@ class SyncSessions(SyncResource):
             "files": None if files is None else dict(files),
             "network": network,
             "session_id": session_id,
+            "durable": durable,
         }
         hold = HOLD if wait_for_ready else 0.0
         action = f"create a session of {dataset}/{sample_id}" if sample_id else "create a session"
         request = make_request(self.create, options, "POST", "/sessions", action, body=body, hold=hold)
         return self._until_ready(request, wait_for_ready, on_progress)
+
+    def pause(self, session_id: str, **options: Unpack[RequestOptions]) -> RemoteSession:
+        """Save and close a durable session; `resume` continues it."""
+        path, action = f"{session_path(session_id)}/pause", f"pause session {session_id}"
+        request = make_request(self.pause, options, "POST", path, action)
+        return self._session(self._json(request), request)
+
+    def resume(self, session_id: str, **options: Unpack[WaitOptions]) -> RemoteSession:
+        """Open a paused session again, with its conversation, files and variables, and return it when it is ready."""
+        path, action = f"{session_path(session_id)}/resume", f"resume session {session_id}"
+        request = make_request(self.resume, options, "POST", path, action, hold=HOLD)
+        return self._until_ready(request, True, None)
 
     def fork(self, session_id: str, *, ttl_minutes: int | None = None, **options: Unpack[WaitOptions]) -> RemoteSession:
         """Fork a session: another one with the same conversation, variables and files."""

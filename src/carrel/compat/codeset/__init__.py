@@ -1,8 +1,8 @@
 """The names of codeset 0.9.1: `import carrel.compat.codeset as codeset`."""
 
+from carrel.compat import INTERNAL, refuse_missing
 from carrel.compat.codeset import types
-from carrel.compat.codeset.base_model import BaseModel
-from carrel.compat.codeset.client import AsyncCodeset, Codeset
+from carrel.compat.codeset.client import DEFAULT_MAX_RETRIES, AsyncCodeset, Codeset
 from carrel.compat.codeset.errors import (
     APIConnectionError,
     APIError,
@@ -19,18 +19,18 @@ from carrel.compat.codeset.errors import (
     RateLimitError,
     UnprocessableEntityError,
 )
-from carrel.compat.codeset.options import (
-    DEFAULT_MAX_RETRIES,
+from carrel.compat.codeset.resources import (
     DEFAULT_TIMEOUT,
     NOT_GIVEN,
+    APIResponse,
+    AsyncAPIResponse,
     NotGiven,
     Omit,
     Timeout,
     not_given,
     omit,
 )
-from carrel.compat.codeset.raw_response import APIResponse, AsyncAPIResponse
-from carrel.compat.missing_names import refuse_missing
+from carrel.compat.codeset.types import BaseModel
 
 Client = Codeset
 AsyncClient = AsyncCodeset
@@ -76,6 +76,6 @@ __getattr__ = refuse_missing(
     )
     | dict.fromkeys(
         ("Stream", "AsyncStream", "RequestOptions", "file_from_path", "DEFAULT_CONNECTION_LIMITS"),
-        "it is an internal part of the original",
+        INTERNAL,
     ),
 )

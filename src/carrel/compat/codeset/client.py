@@ -12,22 +12,21 @@ import httpx2
 from carrel.client import AsyncClient as CarrelAsyncClient
 from carrel.client import Client as CarrelClient
 from carrel.compat.codeset.errors import codeset_errors, last_response
-from carrel.compat.codeset.options import (
-    DEFAULT_MAX_RETRIES,
+from carrel.compat.codeset.resources import (
     DEFAULT_TIMEOUT,
     NOT_GIVEN,
-    NotGiven,
-    Seconds,
-    seconds,
-)
-from carrel.compat.codeset.raw_response import RawResponses
-from carrel.compat.codeset.resources import (
     DatasetsResource,
     HealthResource,
+    NotGiven,
+    RawResponses,
     SamplesResource,
+    Seconds,
     SessionsResource,
     converted,
+    seconds,
 )
+
+DEFAULT_MAX_RETRIES = 0
 
 
 class BaseClient:

@@ -1,6 +1,6 @@
 """The names of mycode-sdk 0.4.2: `import carrel.compat.mycode as mycode`."""
 
-from carrel.compat.missing_names import refuse_missing
+from carrel.compat import refuse_missing
 from carrel.compat.mycode.messages import (
     ContentBlock,
     ConversationMessage,

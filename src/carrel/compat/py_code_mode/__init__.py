@@ -1,6 +1,6 @@
 """The names of py_code_mode 0.10.0: `from carrel.compat.py_code_mode import Session`."""
 
-from carrel.compat.missing_names import refuse_missing
+from carrel.compat import INTERNAL, refuse_missing
 from carrel.compat.py_code_mode.errors import (
     ArtifactNotFoundError,
     ArtifactWriteError,
@@ -67,10 +67,4 @@ __all__ = [
     "ToolTimeoutError",
 ]
 
-__getattr__ = refuse_missing(
-    __name__,
-    dict.fromkeys(
-        ("NamespaceBundle", "bootstrap_namespaces", "ToolRegistry", "ToolAdapter", "CLIAdapter", "MCPAdapter"),
-        "it is an internal part of the original; a Session reads its tools from tools/*.yaml",
-    ),
-)
+__getattr__ = refuse_missing(__name__, dict.fromkeys(("NamespaceBundle", "bootstrap_namespaces"), INTERNAL))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from carrel import errors
+from carrel.compat import INTERNAL, refuse_missing
 from carrel.compat.py_code_mode.errors import ArtifactNotFoundError
 from carrel.compat.py_code_mode.skills import wait_for
 from carrel.library.artifacts import ArtifactStore
@@ -93,3 +94,7 @@ def artifact_dict(artifact: Mapping[str, Any], index: Mapping[str, Any]) -> dict
 def by_age(artifact: Mapping[str, Any]) -> tuple[datetime, str]:
     """The key for the order of the first save."""
     return datetime.fromisoformat(artifact["created_at"]), artifact["name"]
+
+
+_MISSING = "ArtifactStoreProtocol"
+__getattr__ = refuse_missing(__name__, dict.fromkeys(_MISSING.split(), INTERNAL))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from carrel import errors
+from carrel.compat import INTERNAL, refuse_missing
 
 
 class RuntimeDepsDisabledError(errors.RuntimeDepsDisabledError):
@@ -22,3 +23,9 @@ def checked_package(package: str) -> str:
     if not text or len(package) > 256 or not package.isprintable() or set(package) & set("@;()|&`$"):
         raise ValueError(f"{package!r:.80} is not a package: give a name with versions, as in pandas>=2")
     return package
+
+
+_MISSING = (
+    "DepsStore FileDepsStore MemoryDepsStore RedisDepsStore PackageInstaller DepsNamespace ControlledDepsNamespace"
+)
+__getattr__ = refuse_missing(__name__, dict.fromkeys(_MISSING.split(), INTERNAL))

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import carrel.session.session
 from carrel import errors
+from carrel.compat import INTERNAL, refuse_missing
 from carrel.compat.py_code_mode.deps import RuntimeDepsDisabledError, checked_package
 from carrel.compat.py_code_mode.errors import RPC_ERRORS, rpc_record
 from carrel.compat.py_code_mode.skills import inner_dict
@@ -178,25 +179,25 @@ class BaseExecutor:
         await self.session.start()
 
     async def run(self, code: str, timeout: float | None = None) -> ExecutionResult:
-        return self._converted(await self._session.run(code, timeout))
+        return self._converted(await self.started_session.run(code, timeout))
 
     async def reset(self) -> None:
-        await self._session.reset()
+        await self.started_session.reset()
 
     async def close(self) -> None:
         if self.session is not None:
             await self.session.close()
 
     async def list_tools(self) -> list[dict[str, Any]]:
-        return [tool_dict(tool) for tool in await self._session.list_tools()]
+        return [tool_dict(tool) for tool in await self.started_session.list_tools()]
 
     async def search_tools(self, query: str, limit: int = 10) -> list[dict[str, Any]]:
-        return [tool_dict(tool) for tool in await self._session.search_tools(query, limit)]
+        return [tool_dict(tool) for tool in await self.started_session.search_tools(query, limit)]
 
     async def list_deps(self) -> list[str]:
         """Return one entry for each package, lower case, with `-` for `_`."""
         found: dict[str, str] = {}
-        for line in await self._session.list_deps():
+        for line in await self.started_session.list_deps():
             name = re.match(r"[\w.-]+", line)
             plain = name[0].lower().replace("_", "-") if name else line
             found.setdefault(plain, plain + line[len(name[0]) :] if name else line)
@@ -205,19 +206,19 @@ class BaseExecutor:
     async def add_dep(self, package: str) -> dict[str, Any]:
         checked_package(package)
         try:
-            return await self._session.add_dep(package)
+            return await self.started_session.add_dep(package)
         except errors.RuntimeDepsDisabledError as problem:
             raise RuntimeDepsDisabledError(str(problem)) from problem
 
     async def remove_dep(self, package: str) -> dict[str, Any]:
         checked_package(package)
         try:
-            return await self._session.remove_dep(package)
+            return await self.started_session.remove_dep(package)
         except errors.RuntimeDepsDisabledError as problem:
             raise RuntimeDepsDisabledError(str(problem)) from problem
 
     async def sync_deps(self) -> dict[str, Any]:
-        return await self._session.sync_deps()
+        return await self.started_session.sync_deps()
 
     async def install_deps(self, packages: Sequence[str]) -> dict[str, Any]:
         """Add several packages; returns the reports together."""
@@ -238,10 +239,10 @@ class BaseExecutor:
     def supported_capabilities(self) -> set[str]:
         """Return what is possible now: nothing before the start and after the end."""
         is_open = self.session is not None and self.session._started and not self.session._closed
-        return self._session.supported_capabilities() if is_open else set()
+        return self.started_session.supported_capabilities() if is_open else set()
 
     @property
-    def _session(self) -> carrel.session.session.Session:
+    def started_session(self) -> carrel.session.session.Session:
         if self.session is None:
             raise RuntimeError("the executor has not been started; await start() first")
         return self.session
@@ -410,3 +411,7 @@ def _together(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the lists of several reports as one report."""
     names = {name for report in reports for name, value in report.items() if isinstance(value, list)}
     return {name: [each for report in reports for each in report[name]] for name in sorted(names)}
+
+
+_MISSING = "FileStorageAccess RedisStorageAccess StorageAccess get_backend list_backends register_backend"
+__getattr__ = refuse_missing(__name__, dict.fromkeys(_MISSING.split(), INTERNAL))

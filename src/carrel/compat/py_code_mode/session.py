@@ -12,6 +12,7 @@ from carrel import errors
 from carrel.compat.py_code_mode.artifacts import artifact_dict, by_age, checked_name, read_index
 from carrel.compat.py_code_mode.errors import ArtifactNotFoundError
 from carrel.compat.py_code_mode.execution import (
+    BaseExecutor,
     Executor,
     InProcessConfig,
     InProcessExecutor,
@@ -54,7 +55,7 @@ class Session:
         if executor is not None and not isinstance(executor, Executor):
             raise TypeError(f"executor must be a SubprocessExecutor or another of {_PACKAGE}, not {executor!r:.60}")
         self._storage = storage
-        self._executor: Any = executor or SubprocessExecutor()
+        self._executor: Executor = executor or SubprocessExecutor()
         self._sync_deps_on_start = sync_deps_on_start
         self._started = False
         self._closed = False
@@ -154,13 +155,15 @@ class Session:
         """Return what is possible now: nothing before the start and after the end."""
         return set(self._executor.supported_capabilities()) if self._started and not self._closed else set()
 
-    async def _started_executor(self) -> Any:
+    async def _started_executor(self) -> Executor:
         await self.start()
         return self._executor
 
     async def _carrel(self) -> CarrelSession:
-        session: CarrelSession = (await self._started_executor()).session
-        return session
+        executor = await self._started_executor()
+        if not isinstance(executor, BaseExecutor):
+            raise TypeError(f"skills and artifacts need an executor of {_PACKAGE}, not {executor!r:.60}")
+        return executor.started_session
 
     # --- code and tools -----------------------------------------------------------------------------------------------
 
@@ -168,16 +171,13 @@ class Session:
         """Run code; an error is in the result."""
         if self._closed:
             return ExecutionResult(None, "", "Session is closed")
-        result: ExecutionResult = await (await self._started_executor()).run(code, timeout)
-        return result
+        return await (await self._started_executor()).run(code, timeout)
 
     async def list_tools(self) -> list[dict[str, Any]]:
-        tools: list[dict[str, Any]] = await (await self._started_executor()).list_tools()
-        return tools
+        return await (await self._started_executor()).list_tools()
 
     async def search_tools(self, query: str, limit: int = 10) -> list[dict[str, Any]]:
-        tools: list[dict[str, Any]] = await (await self._started_executor()).search_tools(query, limit)
-        return tools
+        return await (await self._started_executor()).search_tools(query, limit)
 
     # --- workflows ----------------------------------------------------------------------------------------------------
 
@@ -233,20 +233,16 @@ class Session:
     # --- packages -----------------------------------------------------------------------------------------------------
 
     async def list_deps(self) -> list[str]:
-        deps: list[str] = await (await self._started_executor()).list_deps()
-        return deps
+        return await (await self._started_executor()).list_deps()
 
     async def add_dep(self, package: str) -> dict[str, Any]:
-        report: dict[str, Any] = await (await self._started_executor()).add_dep(package)
-        return report
+        return await (await self._started_executor()).add_dep(package)
 
     async def remove_dep(self, package: str) -> dict[str, Any]:
-        report: dict[str, Any] = await (await self._started_executor()).remove_dep(package)
-        return report
+        return await (await self._started_executor()).remove_dep(package)
 
     async def sync_deps(self) -> dict[str, Any]:
-        report: dict[str, Any] = await (await self._started_executor()).sync_deps()
-        return report
+        return await (await self._started_executor()).sync_deps()
 
 
 def _folder(base: Path | str) -> FileStorage:

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from carrel import errors
+from carrel.compat import INTERNAL, refuse_missing
 from carrel.compat.py_code_mode.errors import SkillExecutionError, SkillValidationError
 from carrel.library.workflows import WorkflowLibrary
 from carrel.session.background_loop import BackgroundLoop
@@ -156,3 +157,11 @@ def inner_dict(workflow: Mapping[str, Any]) -> dict[str, Any]:
     shown = workflow_dict(workflow)
     params = {each["name"]: each["description"] or each["type"] for each in shown["parameters"]}
     return {**workflow, **shown, "params": params}
+
+
+_MISSING = (
+    "SkillStore MemorySkillStore FileSkillStore RedisSkillStore VectorStore ModelInfo SearchResult "
+    "compute_content_hash SEMANTIC_AVAILABLE MODEL_ALIASES Embedder EmbeddingProvider MockEmbedder "
+    "cosine_similarity resolve_model_name RankingConfig create_skill_library"
+)
+__getattr__ = refuse_missing(__name__, dict.fromkeys(_MISSING.split(), INTERNAL))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import quote
 
+from carrel.compat import INTERNAL, refuse_missing
 from carrel.compat.py_code_mode.artifacts import FileArtifactStore, RedisArtifactStore
 from carrel.compat.py_code_mode.skills import SkillLibrary
 from carrel.session import storage
@@ -91,3 +92,7 @@ def _url_of(client: Any) -> str:
     if "path" in known:
         return f"unix://{login}{known['path']}?db={database}"
     return f"redis://{login}{known.get('host', 'localhost')}:{known.get('port', 6379)}/{database}"
+
+
+_MISSING = "RedisToolStore registry_from_redis"
+__getattr__ = refuse_missing(__name__, dict.fromkeys(_MISSING.split(), INTERNAL))

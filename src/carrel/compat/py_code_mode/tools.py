@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from carrel.compat import INTERNAL, refuse_missing
+
 _WORDS = {"bool": "boolean", "int": "integer", "float": "number", "list": "array", "dict": "object"}
 """The types of parameters as tool definitions name them; a text is `str`, as where they name none."""
 
@@ -67,6 +69,10 @@ def tool_dict(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parameter(parameter: Mapping[str, Any]) -> dict[str, Any]:
-    word = _WORDS.get(parameter["type"], parameter["type"])
+    word = _WORDS.get(parameter["type"].partition("[")[0], parameter["type"])
     kept = {name: parameter[name] for name in ("required", "default", "description")}
     return {"name": parameter["name"], "type": word, **kept}
+
+
+_MISSING = "ScopedToolRegistry ToolRegistry CallableProxy ToolProxy ToolsNamespace load_tools_from_path"
+__getattr__ = refuse_missing(__name__, dict.fromkeys(_MISSING.split(), INTERNAL))

@@ -20,6 +20,9 @@ _DOCUMENT = re.compile(r"application/(pdf|json)|text/(plain|csv|markdown)")
 _LONGEST_URL = 300
 
 
+Format = Literal["jsonl", "markdown", "html"]
+
+
 @dataclass(frozen=True)
 class Attachment:
     """An image or document with its data URL; `missing` if its data is not in the log or cannot be read."""

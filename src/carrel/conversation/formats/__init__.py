@@ -10,6 +10,7 @@ from carrel.conversation.formats.turns import (
     Note,
 )
 from carrel.conversation.messages import ConversationMessage
+from carrel.conversation.usage import token_counts
 from carrel.errors import FormatRefused
 
 __all__ = ["PROVIDERS", "Converted", "Note", "from_provider", "normalize_usage", "to_provider"]
@@ -18,16 +19,13 @@ __all__ = ["PROVIDERS", "Converted", "Note", "from_provider", "normalize_usage",
 class _Format(NamedTuple):
     to: Callable[..., Converted]
     back: Callable[[Any], list[ConversationMessage]]
-    usage: Callable[[dict[str, Any]], dict[str, int]]
 
 
 _FORMATS = {
-    "anthropic": _Format(anthropic.to_anthropic, anthropic.from_anthropic, anthropic.usage_of),
-    "openai_chat": _Format(openai_chat.to_openai_chat, openai_chat.from_openai_chat, openai_chat.usage_of),
-    "openai_responses": _Format(
-        openai_responses.to_openai_responses, openai_responses.from_openai_responses, openai_responses.usage_of
-    ),
-    "gemini": _Format(gemini.to_gemini, gemini.from_gemini, gemini.usage_of),
+    "anthropic": _Format(anthropic.to_anthropic, anthropic.from_anthropic),
+    "openai_chat": _Format(openai_chat.to_openai_chat, openai_chat.from_openai_chat),
+    "openai_responses": _Format(openai_responses.to_openai_responses, openai_responses.from_openai_responses),
+    "gemini": _Format(gemini.to_gemini, gemini.from_gemini),
 }
 _ALSO = {"openai": "openai_chat", "claude": "anthropic", "google": "gemini"}
 
@@ -67,7 +65,8 @@ def from_provider(payload: Any, provider: str) -> list[ConversationMessage]:
 
 def normalize_usage(usage: dict[str, Any], provider: str) -> dict[str, int]:
     """Convert a provider's token counts to our names; input includes cached tokens, output includes thinking."""
-    return _format(provider).usage(usage)
+    _format(provider)
+    return token_counts(usage) or {}
 
 
 def to_plain_data(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from carrel.conversation.formats.turns import (
@@ -16,7 +16,6 @@ from carrel.conversation.formats.turns import (
     arguments_object,
     arrange_turns,
     as_text,
-    count_of,
     join_texts,
     keep_native,
     keep_request_form,
@@ -41,6 +40,7 @@ from carrel.conversation.messages import (
     tool_result_block,
     tool_use_block,
 )
+from carrel.conversation.usage import token_counts
 
 NAME = "anthropic"
 BREAKPOINTS = 4
@@ -290,14 +290,13 @@ def _message(wire: dict[str, Any], *, in_place: bool = True) -> ConversationMess
 
 
 def _response(wire: dict[str, Any]) -> ConversationMessage:
-    usage = wire.get("usage")
     return assistant_message(
         _blocks(wire.get("content")),
         provider=NAME,
         model=wire.get("model"),
         provider_message_id=wire.get("id"),
         stop_reason=wire.get("stop_reason"),
-        usage=usage_of(usage) if isinstance(usage, dict) else None,
+        usage=token_counts(wire.get("usage")),
         native_meta=rest(wire, "content", "role", "type", "id", "model", "stop_reason"),
     )
 
@@ -367,28 +366,3 @@ def _read_result(wire: dict[str, Any]) -> MessageBlock:
     if content is None:
         return _kept(block, {**rest(wire, "content"), "no_content": True}, *known)
     return _kept(block, wire, *known)
-
-
-def compactions(usage: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The usage of Anthropic's own compactions during a response, which its totals do not include."""
-    iterations = usage.get("iterations")
-    listed = iterations if isinstance(iterations, list) else []
-    return [each for each in listed if isinstance(each, dict) and each.get("type") == "compaction"]
-
-
-def usage_of(usage: dict[str, Any]) -> dict[str, int]:
-    """Convert token counts; ours include cache reads, cache writes and compactions, Anthropic's totals do not."""
-    parts = [usage, *compactions(usage)]
-    fresh, read, write, output = (
-        sum(count_of(part, name) for part in parts)
-        for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens")
-    )
-    input_tokens = fresh + read + write
-    return {
-        "input_tokens": input_tokens,
-        "output_tokens": output,
-        "cache_read_tokens": read,
-        "cache_write_tokens": write,
-        "reasoning_tokens": count_of(usage.get("output_tokens_details"), "thinking_tokens"),
-        "total_tokens": input_tokens + output,
-    }

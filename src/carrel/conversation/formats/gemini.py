@@ -18,7 +18,6 @@ from carrel.conversation.formats.turns import (
     arrange_turns,
     as_json,
     as_text,
-    count_of,
     keep_native,
     keep_request_form,
     media_of,
@@ -41,6 +40,7 @@ from carrel.conversation.messages import (
     tool_result_text,
     tool_use_block,
 )
+from carrel.conversation.usage import token_counts
 
 NAME = "gemini"
 UNSIGNED = "skip_thought_signature_validator"
@@ -370,7 +370,6 @@ def _response(wire: dict[str, Any]) -> ConversationMessage:
     blocks = [
         _read(part, f"{response_id or 'call'}_{place}", {}) for place, part in enumerate(content.get("parts") or [])
     ]
-    usage = wire.get("usageMetadata")
     native = rest(wire, "candidates", "responseId", "modelVersion", *_OF_THE_CLIENT)
     native |= rest(candidate, "content", "finishReason")
     return assistant_message(
@@ -379,23 +378,6 @@ def _response(wire: dict[str, Any]) -> ConversationMessage:
         model=wire.get("modelVersion"),
         provider_message_id=response_id or None,
         stop_reason=candidate.get("finishReason"),
-        usage=usage_of(usage) if isinstance(usage, dict) else None,
+        usage=token_counts(wire.get("usageMetadata")),
         native_meta=native | ({"other_candidates": candidates[1:]} if candidates[1:] else {}),
     )
-
-
-def usage_of(usage: dict[str, Any]) -> dict[str, int]:
-    """Convert token counts; ours include thinking in the output and tool prompts in the input, Gemini's do not."""
-    native = _to_camel_case(usage)
-    thoughts, prompt, tools = (
-        count_of(native, name) for name in ("thoughtsTokenCount", "promptTokenCount", "toolUsePromptTokenCount")
-    )
-    output = count_of(native, "candidatesTokenCount") + thoughts
-    return {
-        "input_tokens": prompt + tools,
-        "output_tokens": output,
-        "cache_read_tokens": count_of(native, "cachedContentTokenCount"),
-        "cache_write_tokens": 0,
-        "reasoning_tokens": thoughts,
-        "total_tokens": count_of(native, "totalTokenCount") or prompt + tools + output,
-    }

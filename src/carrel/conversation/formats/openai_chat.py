@@ -14,7 +14,6 @@ from carrel.conversation.formats.turns import (
     arrange_turns,
     as_json,
     as_text,
-    count_of,
     join_texts,
     keep_native,
     keep_request_form,
@@ -35,6 +34,7 @@ from carrel.conversation.messages import (
     tool_result_block,
     tool_use_block,
 )
+from carrel.conversation.usage import token_counts
 
 NAME = "openai_chat"
 _REASONING = ("reasoning_content", "reasoning")
@@ -268,7 +268,6 @@ def _response(wire: dict[str, Any]) -> ConversationMessage:
     if "delta" in choice and "message" not in choice:
         raise ValueError("this is one chunk of a stream; join the chunks first")
     message = choice.get("message") or {}
-    usage = wire.get("usage")
     native = rest(wire, "id", "object", "model", "choices") | rest(choice, "index", "finish_reason", "message")
     # Other fields of the message, such as annotations.
     native |= rest(message, "role", "content", "tool_calls", "refusal", *_REASONING)
@@ -280,7 +279,7 @@ def _response(wire: dict[str, Any]) -> ConversationMessage:
         model=wire.get("model"),
         provider_message_id=wire.get("id"),
         stop_reason=choice.get("finish_reason"),
-        usage=usage_of(usage) if isinstance(usage, dict) else None,
+        usage=token_counts(wire.get("usage")),
         native_meta=native | ({"other_choices": choices[1:]} if choices[1:] else {}),
     )
 
@@ -368,16 +367,3 @@ def _read_result(wire: dict[str, Any]) -> MessageBlock:
         content=inner,
     )
     return keep_native(block, NAME, rest(wire, "role", "content", "tool_call_id"))
-
-
-def usage_of(usage: dict[str, Any]) -> dict[str, int]:
-    input_tokens, output = (count_of(usage, f"{what}_tokens") for what in ("prompt", "completion"))
-    details = usage.get("prompt_tokens_details")
-    return {
-        "input_tokens": input_tokens,
-        "output_tokens": output,
-        "cache_read_tokens": count_of(details, "cached_tokens") or count_of(usage, "prompt_cache_hit_tokens"),
-        "cache_write_tokens": count_of(details, "cache_write_tokens"),
-        "reasoning_tokens": count_of(usage.get("completion_tokens_details"), "reasoning_tokens"),
-        "total_tokens": count_of(usage, "total_tokens") or input_tokens + output,
-    }

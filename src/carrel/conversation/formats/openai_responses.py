@@ -12,7 +12,6 @@ from carrel.conversation.formats.turns import (
     arguments_text,
     arrange_turns,
     as_text,
-    count_of,
     join_texts,
     keep_native,
     keep_request_form,
@@ -34,6 +33,7 @@ from carrel.conversation.messages import (
     tool_result_block,
     tool_use_block,
 )
+from carrel.conversation.usage import token_counts
 
 NAME = "openai_responses"
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
@@ -446,7 +446,6 @@ def _read_result(item: dict[str, Any]) -> MessageBlock:
 
 
 def _response(wire: dict[str, Any]) -> ConversationMessage:
-    usage = wire.get("usage")
     own = rest(wire, "id", "model", "object", "output", "output_text", "status", *_OF_THE_REQUEST)
     items = wire.get("output") or []
     # A call that OpenAI answered itself is not for the caller to answer.
@@ -466,19 +465,6 @@ def _response(wire: dict[str, Any]) -> ConversationMessage:
         model=wire.get("model"),
         provider_message_id=wire.get("id"),
         stop_reason=wire.get("status"),
-        usage=usage_of(usage) if isinstance(usage, dict) else None,
+        usage=token_counts(wire.get("usage")),
         native_meta={name: value for name, value in own.items() if value not in (None, {})},
     )
-
-
-def usage_of(usage: dict[str, Any]) -> dict[str, int]:
-    input_tokens, output = (count_of(usage, f"{what}_tokens") for what in ("input", "output"))
-    details = usage.get("input_tokens_details")
-    return {
-        "input_tokens": input_tokens,
-        "output_tokens": output,
-        "cache_read_tokens": count_of(details, "cached_tokens"),
-        "cache_write_tokens": count_of(details, "cache_write_tokens"),
-        "reasoning_tokens": count_of(usage.get("output_tokens_details"), "reasoning_tokens"),
-        "total_tokens": count_of(usage, "total_tokens") or input_tokens + output,
-    }

@@ -413,11 +413,6 @@ def join_texts(blocks: Iterable[MessageBlock]) -> str:
     return "\n".join(text for text in texts if text)
 
 
-def count_of(usage: Any, name: str) -> int:
-    value = usage.get(name) if isinstance(usage, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
-
-
 def wire_name(name: str) -> str:
     """The name of a field in JSON; clients add an underscore to names that are Python keywords."""
     return name[:-1] if name.endswith("_") and keyword.iskeyword(name[:-1]) else name

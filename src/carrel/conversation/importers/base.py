@@ -71,6 +71,8 @@ class ImportReport:
     """The session that an earlier import made from the same source; set by the store."""
     appended: int = 0
     """How many entries were added to that session because the source has grown."""
+    with_secrets: int = 0
+    """Written entries in which `redact_secrets` finds something in the source; a store with `redact=` replaces it."""
 
     @property
     def left_out(self) -> int:

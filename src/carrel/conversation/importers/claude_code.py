@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from carrel.conversation.formats.anthropic import NAME as PROVIDER
-from carrel.conversation.formats.anthropic import from_anthropic, usage_of
+from carrel.conversation.formats.anthropic import from_anthropic
 from carrel.conversation.formats.turns import native_block, rest
 from carrel.conversation.importers.base import (
     DUPLICATE,
@@ -36,6 +36,7 @@ from carrel.conversation.messages import (
     flatten_message_text,
     text_block,
 )
+from carrel.conversation.usage import token_counts
 from carrel.errors import ImportRefused
 
 KIND = "claude-code"
@@ -385,7 +386,7 @@ class _ClaudeLogBuilder(LogBuilder):
             return
         # Each piece repeats the usage so far, so the last one has the total.
         if isinstance(answer.get("usage"), dict):
-            message["meta"]["usage"] = usage_of(answer["usage"])
+            message["meta"]["usage"] = token_counts(answer["usage"])
             message["meta"]["native"] = {**message["meta"].get("native", {}), "usage": answer["usage"]}
         if answer.get("stop_reason"):
             message["meta"]["stop_reason"] = answer["stop_reason"]

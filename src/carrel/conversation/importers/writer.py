@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 from carrel.conversation.importers.base import ImportedSession, ImportReport
@@ -9,6 +10,7 @@ from carrel.conversation.log_entries import build_note, encode
 from carrel.conversation.messages import ConversationMessage, SessionData, SessionMeta, meta_of
 from carrel.conversation.repository import SessionRepository
 from carrel.conversation.session_state import is_id
+from carrel.errors import MessageRefused
 
 SourceChange = Literal["unchanged", "appended", "changed"]
 """What happened to a source since it was imported: nothing, entries were added at its end, or anything else."""
@@ -68,7 +70,7 @@ class ImportWriter:
         writer.set("updated_at", meta["updated_at"])
         writer.set("imported_from", _import_record(imported, len(entries)))
         await writer.flush()
-        report.session_id = id_
+        report.session_id, report.with_secrets = id_, _count_with_secrets(entries)
 
     async def _update_existing(self, imported: ImportedSession, existing: Sequence[SessionMeta]) -> bool:
         """Whether an earlier import stored this session; entries added to the source since then are appended."""
@@ -104,6 +106,7 @@ class ImportWriter:
         writer.set("imported_from", _import_record(imported, len(entries)))
         await writer.flush()
         imported.report.appended, imported.report.session_id = len(entries) - known, id_
+        imported.report.with_secrets = _count_with_secrets(entries[known:])
         return True
 
     async def _has_entries(self, session_id: str, seq: int, entries: Sequence[ConversationMessage]) -> bool:
@@ -119,6 +122,16 @@ def _stored_entries(imported: ImportedSession, parent_id: str | None, now: str) 
         return entries
     note = build_note("fork", created_at=now, parent_session_id=parent_id, root_session_id=parent_id, at_seq=shared)
     return [*entries[:shared], note, *(_shifted(entry, shared) for entry in entries[shared:])]
+
+
+def _count_with_secrets(entries: Iterable[ConversationMessage]) -> int:
+    from carrel.conversation.redaction import redact_secrets  # noqa: PLC0415 -- compiling its patterns takes 9 ms
+
+    count = 0
+    for entry in entries:
+        with suppress(MessageRefused):  # nested too deeply to be searched
+            count += redact_secrets(entry) is not entry
+    return count
 
 
 def _shifted(entry: ConversationMessage, after: int) -> ConversationMessage:

@@ -19,7 +19,7 @@ from carrel.storage.text_index import TextDocument
 FIELDS = ("title", "text", "tools")
 """Fields of a document; `EntryTexts` explains the last two."""
 
-CONTENT_ID = "sessions-3"
+CONTENT_ID = "sessions-4"
 """Counted up when what is indexed or remembered changes; an index with another id is built again."""
 
 MAX_TEXT = 32 * 1024
@@ -135,10 +135,8 @@ class IndexedSession:
     """Beginning of the first user message, which is the title of a session without one."""
     events: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     """The entries that are no messages, as far as they decide which messages are visible."""
-    forks: list[tuple[str, int, int]] = field(default_factory=list)
-    """Forks in the session's history: the parent, its last inherited entry, the entry here that records the fork."""
-    indexed_from: int = 1
-    """The first entry that is indexed: earlier ones are inherited and found in the parent."""
+    forks: list[tuple[str, int]] = field(default_factory=list)
+    """The parent of each fork in the session's history, and the last entry inherited from it."""
     embedded_by: str = ""
     embedded_next: int = 1
     embedded: list[int] = field(default_factory=list)
@@ -189,7 +187,7 @@ class DocumentBuilder:
 
     def detached_outputs(self, first_seq: int, records: list[bytes]) -> dict[int, ConversationMessage]:
         """Return those of the new entries that refer to tool outputs stored beside the log."""
-        first = max(self.session.next_seq, self.session.indexed_from)
+        first = self.session.next_seq
         marked = [seq for seq, record in enumerate(records, first_seq) if seq >= first and _MARK in record]
         entries = {seq: decode(records[seq - first_seq]) for seq in marked}
         return {seq: entry for seq, entry in entries.items() if output_paths(entry)}
@@ -206,12 +204,10 @@ class DocumentBuilder:
             entry = complete.get(seq) or decode(record)
             if seq >= session.next_seq:
                 self._remember(seq, entry)
-            if seq < session.indexed_from:
-                continue
-            if seq >= session.next_seq and any(texts := indexed_texts(entry)):
-                self.documents.append(TextDocument(seq, ("", *texts)))
-                if seq in complete:
-                    self.size += sum(map(len, texts))
+                if any(texts := indexed_texts(entry)):
+                    self.documents.append(TextDocument(seq, ("", *texts)))
+                    if seq in complete:
+                        self.size += sum(map(len, texts))
             if self.embed_from is not None and seq >= self.embed_from and (text := text_to_embed(entry)):
                 self._to_embed.append((seq, text))
         next_seq = first_seq + len(records)
@@ -234,13 +230,7 @@ class DocumentBuilder:
             elif note_kind(entry) == "fork":
                 parent, at = meta.get("parent_session_id"), meta.get("at_seq")
                 if isinstance(parent, str) and type(at) is int:
-                    session.forks.append((parent, at, seq))
-
-    def drop_inherited(self) -> None:
-        """Leave out what a fork inherited; only for a builder that has all entries of the log."""
-        first = self.session.indexed_from = self.session.forks[-1][2]
-        self.documents = [document for document in self.documents if document.number >= first]
-        self._to_embed = [(seq, text) for seq, text in self._to_embed if seq >= first]
+                    session.forks.append((parent, at))
 
     def describe(self, title: str, updated_at: str, archived: bool) -> None:
         """Set what is known of the session as a whole; its title becomes a document with number 0."""
@@ -251,7 +241,7 @@ class DocumentBuilder:
         is_first_text = bool(session.first_text) and title.startswith(session.first_text)
         session.title_indexed = title != DEFAULT_SESSION_TITLE and not is_first_text
         if session.title_indexed and renamed:
-            self.documents.insert(0, TextDocument(0, (title, "", "")))
+            self.documents.append(TextDocument(0, (title, "", "")))
         if self.embed_from is not None and session.title_indexed and (renamed or 0 not in session.embedded):
             self._to_embed.insert(0, (0, title[:EMBEDDED_LENGTH]))
         elif not session.title_indexed and 0 in session.embedded:
@@ -275,25 +265,14 @@ def entries_to_embed(numbers: list[int]) -> list[int]:
     return [0, *entries] if 0 in numbers else entries
 
 
-def first_own_entries(sessions: dict[str, IndexedSession]) -> dict[str, int]:
-    """Return for each fork the first entry to index, so that inherited messages are found once.
+_NO_SESSION = IndexedSession()
 
-    They are indexed in the parent while it exists, else in the fork that inherited most of it."""
 
-    def exists(name: str, parent: str, at: int) -> bool:
+def is_found_in_parent(sessions: Mapping[str, IndexedSession], name: str, seq: int) -> bool:
+    """Return whether an entry of a fork is found in a session that it was forked from, as long as that exists."""
+    session = sessions.get(name, _NO_SESSION)
+    for parent, at in session.forks:
         origin = sessions.get(parent) if parent != name else None
-        return origin is not None and origin.first_digest == sessions[name].first_digest and origin.next_seq > at
-
-    first: dict[str, int] = {}
-    orphans: dict[tuple[str, str], list[tuple[int, str]]] = {}
-    for name, session in sessions.items():
-        if session.forks:
-            parent, at, fork_entry = session.forks[-1]
-            first[name] = fork_entry
-            if not exists(name, parent, at):
-                orphans.setdefault((parent, session.first_digest), []).append((-at, name))
-    for group in orphans.values():
-        heir = min(group)[1]
-        earlier = reversed(sessions[heir].forks[:-1])
-        first[heir] = next((fork_entry for parent, at, fork_entry in earlier if exists(heir, parent, at)), 1)
-    return first
+        if origin and 0 < seq <= at < origin.next_seq and origin.first_digest == session.first_digest:
+            return True
+    return False

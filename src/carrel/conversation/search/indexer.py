@@ -4,7 +4,6 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 from carrel.conversation.log_reader import SessionLogReader
 from carrel.conversation.messages import ConversationMessage, SessionMeta
-from carrel.conversation.search.documents import DocumentBuilder, IndexedSession, digest, first_own_entries
+from carrel.conversation.search.documents import DocumentBuilder, IndexedSession, digest
 from carrel.conversation.session_state import DEFAULT_SESSION_TITLE, decode_meta, is_id, when_written
 from carrel.embedding import Embedder, NearestVectors, pack_vectors
 from carrel.errors import CatalogueBusy, CatalogueLost, SessionTooNew, StorageReadError
@@ -28,7 +27,6 @@ _THREAD_FROM_BYTES = 256 * 1024
 _OUTPUTS_AT_ONCE = 16
 _LOCK_POLL = 0.02
 _ATTEMPTS = 3
-_PASSES = 10
 _MOST_CHANGED = 1000
 
 
@@ -50,11 +48,9 @@ class SessionIndexer:
         self._prefix = prefix
         self._index = index
         self._embedder = embedder
-        self._versions: dict[str, int] = {}
         self._generation: tuple[int, int] | None = None
         self._scanned: dict[str, Stamp] = {}
         self._was_replaced = False
-        self._refused: set[str] = set()
         self._mutex = threading.Lock()
 
     def key(self, session_id: str, name: str = "messages.jsonl") -> str:
@@ -105,14 +101,8 @@ class SessionIndexer:
             await self._reload()
         self._was_replaced = False
         found = await self._store.scan(self._prefix, ("meta.json", "messages.jsonl"))
-        ids = self._changed_since_scan(found)
-        for _ in range(_PASSES if ids else 0):
+        if ids := self._changed_since_scan(found):
             await self._index_sessions(ids)
-            ids = self._refused | self._wrongly_divided()
-            if self._refused:
-                await self._reload()
-            if not ids:
-                break
         if self._was_replaced:
             raise CatalogueLost("another process began the search index again")
         self._scanned = found
@@ -123,7 +113,7 @@ class SessionIndexer:
             return set()
         ids = {id_ for key in found if is_id(id_ := key.rsplit("/", 2)[-2])} | self.sessions.keys()
         stored = (_StoredSession(id_, found.get(self.key(id_)), found.get(self.key(id_, "meta.json"))) for id_ in ids)
-        return self._wrongly_divided() | {session.id for session in stored if self._is_outdated(session)}
+        return {session.id for session in stored if self._is_outdated(session)}
 
     @asynccontextmanager
     async def _write_lock(self) -> AsyncIterator[None]:
@@ -146,11 +136,10 @@ class SessionIndexer:
         contents = await asyncio.to_thread(self._index.contents, vectors=self.vectors is not None)
         self._generation = contents.generation
         try:
-            self.sessions = {name: IndexedSession.decode(source.state) for name, source in contents.sources.items()}
+            self.sessions = {name: IndexedSession.decode(state) for name, state in contents.sources.items()}
         except (TypeError, ValueError) as error:
             await asyncio.to_thread(self._index.file.recreate)
             raise CatalogueLost(f"the search index has a state that cannot be read: {error}") from None
-        self._versions = {name: source.version for name, source in contents.sources.items()}
         if self.vectors is not None and self._embedder is not None:
             name = self._embedder.name
             usable = [item for item in contents.vectors if self.sessions[item[0].source].embedded_by == name]
@@ -158,12 +147,6 @@ class SessionIndexer:
         if not before <= self.sessions.keys():
             # Another process began the index again: sessions that did not change since are missing there too.
             self._scanned, self._was_replaced = {}, True
-        self._refused = set()
-
-    def _wrongly_divided(self) -> set[str]:
-        """Return the forks of which the inherited messages are indexed and should not be, or the other way round."""
-        first = first_own_entries(self.sessions)
-        return {name for name, session in self.sessions.items() if session.indexed_from != first.get(name, 1)}
 
     async def _index_sessions(self, ids: Iterable[str]) -> None:
         outdated = await self._outdated(sorted(ids))
@@ -179,9 +162,8 @@ class SessionIndexer:
         """Return those of the sessions that are not indexed as they are in the store now."""
         logs = await self._store.stamps([self.key(id_) for id_ in ids])
         metas = await self._store.stamps([self.key(id_, "meta.json") for id_ in ids])
-        divided = self._wrongly_divided()
         stored = [_StoredSession(*session) for session in zip(ids, logs, metas, strict=True)]
-        outdated = [session for session in stored if session.id in divided or self._is_outdated(session)]
+        outdated = [session for session in stored if self._is_outdated(session)]
         # The oldest first, so that the newest session is the newest in the index.
         outdated.sort(key=lambda session: (session.log.modified if session.log else 0.0, session.id))
         return outdated
@@ -197,62 +179,44 @@ class SessionIndexer:
         )
 
     async def _read_and_write(self, sessions: list[_StoredSession]) -> None:
-        pipeline = _BatchPipeline(self._index, self._embedder, self.vectors)
-        first = first_own_entries(self.sessions)
+        batch = _Batch()
         raw_metas = await self._store.get_many([self.key(session.id, "meta.json") for session in sessions])
-        present = set(self.sessions) | {session.id for session in sessions if session.log is not None}
-        try:
-            for stored, raw in zip(sessions, raw_metas, strict=True):
-                id_ = stored.id
-                try:
-                    if stored.log is None and stored.meta is None:
-                        self.sessions.pop(id_, None)
-                        pipeline.batch.updates.append(SourceUpdate(id_, self._versions.pop(id_, 0), None))
-                    else:
-                        meta = decode_meta(raw, id_)
-                        if meta is not None:
-                            meta = await self.log(id_).caught_up(meta, stored.log)
-                        # Where the metadata is wrong about the fork, the next pass reads the session again.
-                        own = first.get(id_, 1) if id_ in self.sessions else _first_own_entry(meta, present)
-                        await self._read(stored, meta, own, present, pipeline)
-                except (SessionTooNew, StorageReadError) as error:
-                    logger.warning("session %s is left out of the search: %s", id_, error)
-                await pipeline.flush(BATCH_BYTES)
-            await pipeline.flush(0)
-        finally:
-            await pipeline.close()
-            self._refused |= pipeline.refused
+        for stored, raw in zip(sessions, raw_metas, strict=True):
+            try:
+                if stored.log is None and stored.meta is None:
+                    self.sessions.pop(stored.id, None)
+                    batch.updates.append(SourceUpdate(stored.id, None))
+                else:
+                    await self._read(stored, raw, batch)
+            except (SessionTooNew, StorageReadError) as error:
+                logger.warning("session %s is left out of the search: %s", stored.id, error)
+        await self._write(batch)
 
-    async def _read(
-        self, stored: _StoredSession, meta: SessionMeta | None, own: int, present: set[str], pipeline: "_BatchPipeline"
-    ) -> None:
-        """Read the new entries of a session; entries before `own` are inherited and not indexed."""
+    async def _read(self, stored: _StoredSession, raw_meta: bytes | None, batch: "_Batch") -> None:
+        """Read the new entries of a session into the batch, which is written whenever it is full."""
         id_ = stored.id
+        meta = decode_meta(raw_meta, id_)
+        if meta is not None:
+            meta = await self.log(id_).caught_up(meta, stored.log)
         known = self.sessions.get(id_)
-        is_same_log = known is not None and await self._is_continuation(known, stored)
-        replace = known is not None and (not is_same_log or known.indexed_from != own)
-        if known is None or replace:
-            session = IndexedSession(indexed_from=own if known is None or is_same_log else 1)
-        else:
-            session = IndexedSession.decode(known.encode())
+        replace = known is not None and not await self._is_continuation(known, stored)
+        session = IndexedSession() if known is None or replace else IndexedSession.decode(known.encode())
         builder = self._builder(session)
         session.log_stamp = None
-        is_first_batch = known is None
         async for first_seq, records, complete in self._new_entries(id_, builder):
             if sum(map(len, records)) > _THREAD_FROM_BYTES or complete:
                 await asyncio.to_thread(builder.add, first_seq, records, complete)
             else:
                 builder.add(first_seq, records)
             if builder.size > BATCH_BYTES:
-                self._queue(id_, builder, pipeline.batch, replace=replace)
-                await pipeline.flush(BATCH_BYTES)
-                builder, replace, is_first_batch = DocumentBuilder(session, builder.embed_from), False, False
-        if is_first_batch and own == 1 and session.forks and session.forks[-1][0] in present:
-            # A fork without metadata.
-            builder.drop_inherited()
+                self._add(id_, builder, batch, replace=replace)
+                await self._write(batch)
+                builder, replace = DocumentBuilder(session, builder.embed_from), False
         session.log_stamp, session.meta_stamp = _as_list(stored.log), _as_list(stored.meta)
         builder.describe(*_description(session, meta, stored.log))
-        self._queue(id_, builder, pipeline.batch, replace=replace)
+        self._add(id_, builder, batch, replace=replace)
+        if batch.size > BATCH_BYTES:
+            await self._write(batch)
 
     async def _new_entries(
         self, id_: str, builder: DocumentBuilder
@@ -287,14 +251,26 @@ class SessionIndexer:
             outdated, session.embedded = session.embedded, []
         return DocumentBuilder(session, session.embedded_next, outdated)
 
-    def _queue(self, id_: str, builder: DocumentBuilder, batch: "_Batch", *, replace: bool) -> None:
-        version = self._versions.get(id_, 0)
+    def _add(self, id_: str, builder: DocumentBuilder, batch: "_Batch", *, replace: bool) -> None:
         texts, vectors = builder.vector_changes()
-        update = SourceUpdate(id_, version, builder.session.encode(), replace, builder.documents, vectors)
-        self.sessions[id_], self._versions[id_] = builder.session, version + 1
+        update = SourceUpdate(id_, builder.session.encode(), replace, builder.documents, vectors)
+        self.sessions[id_] = builder.session
         batch.updates.append(update)
         batch.to_embed += [(update, number, text) for number, text in texts]
         batch.size += builder.size + 1000
+
+    async def _write(self, batch: "_Batch") -> None:
+        if self._embedder is not None and batch.to_embed:
+            texts = [text for _, _, text in batch.to_embed]
+            vectors = await asyncio.to_thread(_embed, self._embedder, texts)
+            for (update, number, _), vector in zip(batch.to_embed, vectors, strict=True):
+                update.vectors[number] = vector
+        await asyncio.to_thread(self._index.write, batch.updates)
+        for update in batch.updates:
+            replace = update.replace or update.state is None
+            if self.vectors is not None and (update.vectors or replace):
+                self.vectors.update(update.source, update.vectors, replace=replace)
+        batch.updates, batch.to_embed, batch.size = [], [], 0
 
 
 @dataclass
@@ -304,49 +280,6 @@ class _Batch:
     updates: list[SourceUpdate] = field(default_factory=list)
     to_embed: list[tuple[SourceUpdate, int, str]] = field(default_factory=list)
     size: int = 0
-
-
-class _BatchPipeline:
-    """Embeds and writes batches while the next ones are read; at most three are under way."""
-
-    def __init__(self, index: TextIndex, embedder: Embedder | None, vectors: "SessionVectors | None") -> None:
-        self.batch = _Batch()
-        self.refused: set[str] = set()
-        """The sessions that another process indexed meanwhile."""
-        self._index = index
-        self._embedder = embedder
-        self._vectors = vectors
-        self._tasks: deque[asyncio.Task[None]] = deque()
-
-    async def flush(self, min_size: int) -> None:
-        """Start to write the batch if it has at least this size; with 0, also wait until all batches are written."""
-        if self.batch.updates and self.batch.size >= min_size:
-            before = self._tasks[-1] if self._tasks else None
-            self._tasks.append(asyncio.create_task(self._write(self.batch, before)))
-            self.batch = _Batch()
-        while len(self._tasks) > (2 if min_size else 0):
-            await self._tasks.popleft()
-
-    async def _write(self, batch: _Batch, before: asyncio.Task[None] | None) -> None:
-        if self._embedder is not None and batch.to_embed:
-            texts = [text for _, _, text in batch.to_embed]
-            vectors = await asyncio.to_thread(_embed, self._embedder, texts)
-            for (update, number, _), vector in zip(batch.to_embed, vectors, strict=True):
-                update.vectors[number] = vector
-        if before is not None:
-            await before
-        refused = set(await asyncio.to_thread(self._index.write, batch.updates))
-        self.refused |= refused
-        for update in batch.updates:
-            replace = update.replace or update.state is None
-            if self._vectors is not None and update.source not in refused and (update.vectors or replace):
-                self._vectors.update(update.source, update.vectors, replace=replace)
-
-    async def close(self) -> None:
-        """Cancel what is still under way."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 class SessionVectors:
@@ -399,12 +332,6 @@ class SessionVectors:
 
 def _embed(embedder: Embedder, texts: list[str]) -> list[bytes]:
     return pack_vectors(embedder.embed(texts), embedder.dimensions)
-
-
-def _first_own_entry(meta: SessionMeta | None, present: set[str]) -> int:
-    """Return the first own entry of a fork with an existing parent, by its metadata; 1 for other sessions."""
-    at = meta.get("forked_at_seq") if meta is not None and meta.get("parent_session_id") in present else None
-    return at + 1 if type(at) is int else 1
 
 
 def _as_list(stamp: Stamp | None) -> list[float] | None:

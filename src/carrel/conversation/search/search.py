@@ -10,11 +10,11 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel, Field
 
 from carrel.conversation.log_entries import decode, note_kind
-from carrel.conversation.search.documents import CONTENT_ID, FIELDS, indexed_texts
+from carrel.conversation.search.documents import CONTENT_ID, FIELDS, indexed_texts, is_found_in_parent
 from carrel.conversation.search.indexer import SessionIndexer
 from carrel.conversation.search.query import Query, Score, parse, rarity, score_document, snippet
 from carrel.embedding import Embedder
-from carrel.errors import CatalogueBusy, CatalogueLost, StorageReadError
+from carrel.errors import CatalogueBusy, CatalogueLost, ConfigurationError, StorageReadError
 from carrel.storage.base import Store
 from carrel.storage.text_index import DocumentRef, Phrase, TextIndex
 
@@ -105,6 +105,10 @@ class SessionSearch:
 
     async def search(self, text: str, limit: int = 10) -> list[SearchHit]:
         """Return the best hits for any text: one for each session first, then more from the same sessions."""
+        if not isinstance(text, str):
+            raise ConfigurationError(f"the query must be a text, not {text!r:.60}")
+        if not isinstance(limit, int):
+            raise ConfigurationError(f"limit is a whole number, not {limit!r:.60}")
         query = parse(text)
         if limit < 1 or not query.plain:
             return []
@@ -117,9 +121,22 @@ class SessionSearch:
             except CatalogueBusy as error:
                 await asyncio.to_thread(self._index.file.use_memory, error)
                 continue
-            hits = [await self._hit(query, item) for item in _blend(matches, near, limit, self._newest_first)]
-            return [hit for hit in hits if hit is not None]
+            return await self._hits(query, _blend(matches, near, 2 * limit, self._newest_first), limit)
         return []
+
+    async def _hits(self, query: Query, ranked: list[_Ranked], limit: int) -> list[SearchHit]:
+        """Return the best hits; a message that forks of a deleted session have in common is only in one of them."""
+        hits: dict[object, SearchHit] = {}
+        for item in ranked:
+            hit = await self._hit(query, item)
+            if hit is not None:
+                session = self._indexer.sessions[hit.session_id]
+                is_inherited = any(0 < hit.seq <= at for _, at in session.forks)
+                log = session.first_digest if is_inherited else hit.session_id
+                hits.setdefault((log, hit.seq, hit.snippet), hit)
+            if len(hits) == limit:
+                break
+        return list(hits.values())
 
     async def _by_words(self, query: Query, limit: int) -> list[_Match]:
         """Find documents with the words, the best first."""
@@ -155,14 +172,25 @@ class SessionSearch:
         for phrases in [rarest, query.quoted] if query.quoted and query.quoted != rarest else [rarest]:
             for fields in (("title", "text"), ()):
                 scan = _SCAN_PER_HIT * limit
-                more = index.find_all(phrases, fields=fields, limit=wanted, per_source=_PER_SESSION, scan=scan)
+                more = index.find_all(
+                    phrases,
+                    fields=fields,
+                    limit=wanted,
+                    per_source=_PER_SESSION,
+                    scan=scan,
+                    skip=self._is_found_in_parent,
+                )
                 found |= dict.fromkeys(more)
                 if len({ref.source for ref in found}) >= limit:
                     return list(found)[:wanted], frequencies
         if not query.quoted:
             weights = {word: rarity(frequencies[word]) for word in _rarest(query.words, frequencies)}
-            found |= dict.fromkeys(index.find_any(weights, limit=wanted, per_source=_PER_SESSION))
+            some = index.find_any(weights, limit=wanted, per_source=_PER_SESSION, skip=self._is_found_in_parent)
+            found |= dict.fromkeys(some)
         return list(found)[:wanted], frequencies
+
+    def _is_found_in_parent(self, ref: DocumentRef) -> bool:
+        return is_found_in_parent(self._indexer.sessions, ref.source, ref.number)
 
     def _frequency(self, word: Phrase) -> float:
         exact = self._index.frequency(word._replace(prefix=False))
@@ -180,7 +208,7 @@ class SessionSearch:
         near = await asyncio.to_thread(vectors.nearest, vector, _NEAREST, MIN_COSINE)
         best: dict[str, DocumentRef] = {}
         for ref, cosine in near:
-            if cosine >= near[0][1] * _MIN_OF_NEAREST:
+            if cosine >= near[0][1] * _MIN_OF_NEAREST and not self._is_found_in_parent(ref):
                 best.setdefault(ref.source, ref)
         return list(best.values())
 

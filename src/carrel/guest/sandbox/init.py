@@ -167,12 +167,12 @@ class Init:
     def _obey_host(self, record: dict[str, Any], descriptors: list[int]) -> None:
         op, request = record.get("op"), record.get("id")
         if op == "fork":
-            self.forks.prepare(request, descriptors)
-        elif op == "again":
+            self.forks.prepare(request, descriptors, str(record.get("generation") or ""))
+        elif op == "restart":
             self._restart_worker(request, descriptors)
         elif op == "serve_commands":
             self._start_command_server(request, record.get("user", "agent"), descriptors)
-        elif op == "tend":
+        elif op == "continue":
             self.stop_guard.check(int(record["worker"]), self.workers.union(record["spare"]), kill=record["end"])
         elif op == "upper" and self.spec.confined:
             self._send_upper(request)
@@ -185,7 +185,7 @@ class Init:
         if worker:
             self._worker_started(worker)
         else:
-            self.send({"op": "again_failed", "id": request, **report})
+            self.send({"op": "restart_failed", "id": request, **report})
 
     def _worker_started(self, worker: int) -> None:
         self.workers.add(worker)
@@ -239,7 +239,7 @@ class Init:
 
     def _send_upper(self, request: object) -> None:
         """Send the folder of the changes in the workspace, with the marks of deleted files, for the host to read."""
-        folder = os.open("kept/upper" if os.path.isdir("kept") else "scratch/upper", os.O_RDONLY | os.O_DIRECTORY)
+        folder = os.open(f"{root_fs.changes_folder(self.spec)}/upper", os.O_RDONLY | os.O_DIRECTORY)
         self.send({"op": "upper", "id": request}, [folder])
         os.close(folder)
 

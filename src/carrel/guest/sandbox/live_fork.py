@@ -24,9 +24,9 @@ import signal
 import socket
 from typing import Any, Protocol
 
-from .. import syscalls
+from .. import processes, syscalls
 from ..channel import Channel, ChannelError
-from . import copy_tree, namespaces, privileges, root_fs
+from . import copy_tree, namespaces, root_fs
 from .spec import SandboxSpec, StartReport, parse_report
 
 # What a fork gets anew, in the order of entering: the user namespace gives the right to enter the others.
@@ -155,8 +155,10 @@ class LiveForks:
         self._count = 0
         self._channels: dict[int, ForkedSession] = {}
 
-    def prepare(self, request: object, descriptors: list[int]) -> None:
-        """Start a fork's init; the host hears fork_ready or fork_failed."""
+    def prepare(self, request: object, descriptors: list[int], generation: str) -> None:
+        """Start a fork's init; the host hears fork_ready or fork_failed.
+
+        With a `generation` the fork's files are kept on the host, as those of the session, in a folder of this name."""
         try:
             if not self.init.spec.can_fork or len(descriptors) != 1:
                 raise ForkImpossible("this sandbox does not have all that a live fork needs; see `carrel doctor`")
@@ -164,7 +166,7 @@ class LiveForks:
                 raise ForkImpossible("another fork of this session is being made")
             self._give_up()
             _check(self.init.spec)
-            self.pending = self._start(request, descriptors[0])
+            self.pending = self._start(request, descriptors[0], generation)
         except ForkImpossible as refusal:
             self._failed(request, {"step": "check", "errno": None, "message": str(refusal)})
         except OSError as error:
@@ -173,7 +175,7 @@ class LiveForks:
     def _failed(self, request: object, report: dict[str, Any]) -> None:
         self.init.send({"op": "fork_failed", "id": request, **report})
 
-    def _start(self, request: object, control: int) -> ForkedSession:
+    def _start(self, request: object, control: int, generation: str) -> ForkedSession:
         self._count += 1
         folder = f"fork{self._count}"
         ends = _ForkPipes()
@@ -184,7 +186,7 @@ class LiveForks:
         try:
             pid = syscalls.fork_with_namespaces(namespaces.clone_flags(spec))
             if pid == 0:
-                _run_fork(self.init, ends, control, folder)
+                _run_fork(self.init, ends, control, folder, generation)
             namespaces.write_maps(pid, spec.uid, (spec.uid, spec.uid), 0 if namespaces.has_root() else None)
             namespace_fds = _open_namespaces(pid, namespaces.clone_flags(spec))
             fork = ForkedSession(request, os.dup(control), pid, folder, ends, namespace_fds)
@@ -349,13 +351,13 @@ def _explain(error: OSError) -> str:
 # --- in the fork's init -----------------------------------------------------------------------------------------------
 
 
-def _run_fork(parent: ForkingInit, ends: _ForkPipes, control: int, folder: str) -> None:
+def _run_fork(parent: ForkingInit, ends: _ForkPipes, control: int, folder: str, generation: str) -> None:
     """The whole life of the fork's init; never returns."""
     report = StartReport(ends.report_write)
     try:
-        privileges.reset_signals()
+        processes.reset_signals()
         kept = {ends.lifeline_read, ends.report_write, ends.link_end.fileno(), ends.parent_end.fileno(), control}
-        privileges.close_others(kept)
+        processes.close_others(kept)
         if os.read(ends.lifeline_read, 1) != b"g":
             os._exit(1)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
@@ -365,7 +367,7 @@ def _run_fork(parent: ForkingInit, ends: _ForkPipes, control: int, folder: str) 
             syscalls.sethostname(spec.hostname)
         if "net" in spec.parts and not spec.network:
             namespaces.start_loopback()
-        _build_root(spec, folder, report.step)
+        _build_root(spec, folder, generation, report.step)
         gc.freeze()
         report.succeeded()
         parent.serve_fork(control, ends.lifeline_read, Channel(ends.parent_end), ends.link_end)
@@ -383,7 +385,7 @@ def _check(spec: SandboxSpec) -> None:
         )
 
 
-def _build_root(spec: SandboxSpec, folder: str, step: root_fs.Step) -> None:
+def _build_root(spec: SandboxSpec, folder: str, generation: str, step: root_fs.Step) -> None:
     """The session's file system in a copied mount namespace, with its writable parts copied into `folder`, which is
     the working directory afterwards. Until then it is the hidden folder of the session's init."""
     step("create the fork's scratch space")
@@ -404,11 +406,18 @@ def _build_root(spec: SandboxSpec, folder: str, step: root_fs.Step) -> None:
     flags = syscalls.MS_NOSUID | syscalls.MS_NOEXEC
     syscalls.mount("devpts", "/dev/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=0620")
     step("copy the session's files")
+    if os.path.isdir(root_fs.KEPT):
+        root_fs.bind(root_fs.KEPT, f"{folder}/{root_fs.KEPT}", root_fs.HARMLESS)
+    before, spec.workspace.generation = root_fs.changes_folder(spec), generation
+    now = f"{folder}/{root_fs.changes_folder(spec)}"
+    if generation:
+        root_fs.make_changes_folder(now)
     for name in root_fs.WRITABLE:
-        if name not in ("work", "home-work"):
+        if name in ("upper", "home"):
+            copy_tree.copy_tree(f"{before}/{name}", f"{now}/{name}")
+            root_fs.mark_copied(f"{now}/{name}")
+        elif name not in ("work", "home-work"):
             copy_tree.copy_tree(f"scratch/{name}", f"{folder}/scratch/{name}")
-    if os.path.isdir("kept"):
-        copy_tree.copy_tree("kept/upper", f"{folder}/scratch/upper")
     os.chdir(folder)
     _mount_copies(spec, step)
 
@@ -426,9 +435,10 @@ def _mount_copies(spec: SandboxSpec, step: root_fs.Step) -> None:
     if spec.home != spec.workspace.at:
         root_fs.mount_home(spec, ".")
     step("mount the fork's workspace")
+    changes = root_fs.changes_folder(spec)
     if spec.workspace.source is None or spec.workspace_is_copy:
-        root_fs.bind("scratch/upper", spec.workspace.at, root_fs.HARMLESS)
+        root_fs.bind(f"{changes}/upper", spec.workspace.at, root_fs.HARMLESS)
     elif spec.workspace_is_overlay:
-        root_fs.overlay("lower", "scratch/upper", "scratch/work", spec.workspace.at)
+        root_fs.overlay("lower", f"{changes}/upper", f"{changes}/work", spec.workspace.at)
     for path, tree in inside:
         tree.attach(path, 0)

@@ -37,36 +37,6 @@ def environment(spec: SandboxSpec, settings: dict[str, Any], user: str) -> dict[
     return {**own, **{str(name): str(value) for name, value in settings.get("env", {}).items()}}
 
 
-def close_others(kept: set[int]) -> None:
-    """Close every descriptor but these and the first three."""
-    for name in os.listdir("/proc/self/fd"):
-        number = int(name)
-        if number > 2 and number not in kept:
-            try:
-                os.close(number)
-            except OSError as error:
-                if error.errno != 9:  # The listing's own descriptor is closed already.
-                    raise
-
-
-def reset_signals() -> None:
-    """Handle signals as a Python program does at its start, without the zygote's handlers."""
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGINT, signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-def set_standard_streams(stdout: int, stderr: int) -> None:
-    nothing = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-    for source, number in ((nothing, 0), (stdout, 1), (stderr, 2)):
-        os.dup2(source, number, inheritable=True)
-        if source > 2:
-            os.close(source)
-
-
 def drop_privileges(spec: SandboxSpec, step: root_fs.Step, *, forks: bool, root: bool) -> int | None:
     """For good. With `forks`, returns the descriptor on which init receives the filter's requests about setns."""
     step("limits")

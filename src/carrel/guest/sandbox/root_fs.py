@@ -19,6 +19,8 @@ from .spec import SandboxSpec
 HIDDEN = "/.carrel"
 LOWER, KEPT, HOME_LOWER = "lower", "kept", "home-lower"
 WRITABLE = ("upper", "work", "tmp", "home", "home-work", "shm")
+CHANGES = ("upper", "work", "home", "home-work")
+"""Those of them that may be kept on the host, in a folder for each generation."""
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx"}
 MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -216,6 +218,10 @@ class RootFs:
         syscalls.pivot_root(".", ".")
         syscalls.unmount(".")
         # Only now: a symlink in a given folder cannot lead a mount below it out of the new root any more.
+        if self.spec.workspace.upper_dir:
+            self.step("mount the folder of the changes")
+            self.given[KEPT].attach(f"{HIDDEN}/{KEPT}", HARMLESS)
+            make_changes_folder(f"{HIDDEN}/{changes_folder(self.spec)}")
         self._mount_home()
         self._mount_workspace()
         self._mount_given()
@@ -231,7 +237,7 @@ class RootFs:
         if self.spec.has_home_source:
             self.given[HOME_LOWER].attach(f"{HIDDEN}/{HOME_LOWER}", READ_ONLY)
             if "overlay" not in self.spec.parts:
-                copy_tree.copy_tree(f"{HIDDEN}/{HOME_LOWER}", f"{HIDDEN}/scratch/home")
+                _copy_once(f"{HIDDEN}/{HOME_LOWER}", f"{HIDDEN}/{changes_folder(self.spec)}/home")
         if self.spec.home != self.spec.workspace.at:
             mount_home(self.spec, HIDDEN)
 
@@ -240,20 +246,16 @@ class RootFs:
         workspace = self.spec.workspace
         target, hidden = workspace.at, HIDDEN
         self.step(f"mount the workspace ({workspace.mode})")
-        if workspace.upper_dir:
-            self.given[KEPT].attach(hidden + "/kept", HARMLESS)
-            for name in ("upper", "work"):
-                os.makedirs(f"{hidden}/kept/{name}", mode=0o755, exist_ok=True)
-        upper_parent = "kept" if workspace.upper_dir else "scratch"
+        changes = changes_folder(self.spec)
         if workspace.source is not None and workspace.mode == "overlay":
             self.given[LOWER].attach(hidden + "/lower", READ_ONLY)
         if self.spec.workspace_is_copy:
-            copy_tree.copy_tree(hidden + "/lower", f"{hidden}/{upper_parent}/upper")
+            _copy_once(hidden + "/lower", f"{hidden}/{changes}/upper")
         if workspace.source is None or self.spec.workspace_is_copy:
-            bind(f"{hidden}/{upper_parent}/upper", target, HARMLESS)
+            bind(f"{hidden}/{changes}/upper", target, HARMLESS)
         elif self.spec.workspace_is_overlay:
             os.chdir(hidden)
-            overlay("lower", f"{upper_parent}/upper", f"{upper_parent}/work", target)
+            overlay("lower", f"{changes}/upper", f"{changes}/work", target)
             os.chdir("/")
         else:
             attributes = READ_ONLY if workspace.mode == "ro" else HARMLESS
@@ -269,16 +271,39 @@ class RootFs:
             self.given[mount.at].attach(mount.at, attributes)
 
 
+def changes_folder(spec: SandboxSpec) -> str:
+    """Where, in the hidden folder, the changes of the workspace and the home are: on the host's disk, or in memory."""
+    return f"{KEPT}/{spec.workspace.generation}" if spec.workspace.generation else "scratch"
+
+
+def make_changes_folder(path: str) -> None:
+    for name in CHANGES:
+        os.makedirs(f"{path}/{name}", mode=0o755, exist_ok=True)
+
+
+def _copy_once(source: str, target: str) -> None:
+    """A copy that is kept on the host is made by the first session only: it has that one's changes."""
+    if not os.path.exists(f"{target}.copied"):
+        copy_tree.empty_tree(target)  # of a session that was killed while it copied
+        copy_tree.copy_tree(source, target)
+        mark_copied(target)
+
+
+def mark_copied(target: str) -> None:
+    os.close(os.open(f"{target}.copied", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+
+
 def mount_home(spec: SandboxSpec, hidden: str) -> None:
     """An overlay over the folder that the home begins with, or the writable folder itself."""
+    changes = changes_folder(spec)
     if not spec.has_home_source or "overlay" not in spec.parts:
-        bind(f"{hidden}/scratch/home", spec.home, HARMLESS)
+        bind(f"{hidden}/{changes}/home", spec.home, HARMLESS)
         return
     # By its descriptor: the path of a fork's folder does not lead to it any more.
     before = os.open(".", os.O_PATH | os.O_CLOEXEC)
     try:
         os.chdir(hidden)
-        overlay(HOME_LOWER, "scratch/home", "scratch/home-work", spec.home)
+        overlay(HOME_LOWER, f"{changes}/home", f"{changes}/home-work", spec.home)
         os.fchdir(before)
     finally:
         os.close(before)

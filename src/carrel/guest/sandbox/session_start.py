@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .. import syscalls
+from .. import processes, syscalls
 from ..channel import Channel, ChannelError
 from . import cgroups, namespaces, privileges
 from .init import Init
@@ -50,8 +50,8 @@ def run_session(
     """The whole life of init, in the process that the zygote has just forked; never returns."""
     report = StartReport(descriptors.report)
     try:
-        privileges.reset_signals()
-        privileges.close_others({*descriptors, *(group.descriptors if group is not None else ())})
+        processes.reset_signals()
+        processes.close_others({*descriptors, *(group.descriptors if group is not None else ())})
         report.step("wait for the zygote")
         if os.read(descriptors.lifeline, 1) != b"g":
             os._exit(1)
@@ -182,12 +182,10 @@ def _become_worker(
             privileges.become_root()
         # Unlike init: user code may look at its own process in /proc, and none is running yet.
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
-        privileges.reset_signals()
-        privileges.close_others({report.descriptor, init.fileno()})
+        processes.reset_signals()
+        processes.close_others({report.descriptor, init.fileno()})
         os.umask(0o022)
-        # When memory runs out, the session's own processes are killed before its init.
-        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-            file.write("500")
+        processes.become_killable()
         listener = privileges.drop_privileges(spec, report.step, forks=forks, root=user == "root")
         if listener is not None:
             Channel(init).send({"op": "listener"}, (listener,))
@@ -198,7 +196,7 @@ def _become_worker(
         begin, (channel, stdout, stderr) = records.read()
         first, _ = records.read()
         settings = first.get("settings", {})
-        privileges.set_standard_streams(stdout, stderr)
+        processes.set_standard_streams(stdout, stderr)
         os.environ.clear()
         os.environ.update(privileges.environment(spec, settings, user))
         os.chdir(begin["cwd"])

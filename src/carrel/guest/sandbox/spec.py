@@ -52,7 +52,9 @@ class WorkspaceSpec:
     mode: str = "overlay"
     at: str = "/workspace"
     upper_dir: str | None = None
-    """A folder of the host that keeps the changes."""
+    """A folder of the host that keeps what is written in the workspace and the home."""
+    generation: str = ""
+    """The folder in `upper_dir` that is written to now; empty: it is kept in memory."""
 
 
 @dataclass

@@ -9,7 +9,7 @@ import json
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any
 
 from .host_calls import AttributeDict, HostCallClient, RemoteName, error_class, with_attributes
@@ -19,8 +19,8 @@ PIECE = 4 * 1024 * 1024
 _DEEPEST = 500
 _NO_PARQUET = 'tables are saved as Parquet, for which pandas needs pyarrow; deps.add("pyarrow") installs it'
 
-Steps = Generator[tuple[str, list[Any], dict[str, Any]], Any, Any]
-"""Yields calls to the host, gets their answers, and returns the result; the same for plain and awaited calls."""
+Call = Callable[[str, list[Any], dict[str, Any]], Awaitable[Any]]
+"""Calls a method of the namespace on the host."""
 
 
 class Artifacts(RemoteName):
@@ -34,10 +34,10 @@ class Artifacts(RemoteName):
         object.__setattr__(self, "_files", LocalFiles(host, name))
 
     def __getattr__(self, name: str) -> Any:
-        steps = _STEPS.get(name)
-        if steps is None:
+        function = _SEQUENCES.get(name)
+        if function is None:
             return _ArtifactCall(self._host, super().__getattr__(name)._name, self._files)
-        return _CallSequence(self._host, self._name, steps, self._files)
+        return _CallSequence(self._host, self._name, function, self._files)
 
     def __repr__(self) -> str:
         return f"<{self._name}: save(name, data), load(name), list(), get(name), exists(name), delete(name)>"
@@ -121,59 +121,39 @@ class _ArtifactCall(RemoteName):
 
 
 class _CallSequence:
-    """A function that consists of several calls of the host."""
+    """A function that makes several calls of the host: by what it gets as its first argument, which waits or awaits."""
 
-    def __init__(self, host: HostCallClient, name: str, steps: Callable[..., Steps], files: LocalFiles) -> None:
-        self._host, self._name, self._steps, self._files = host, name, steps, files
+    def __init__(
+        self, host: HostCallClient, name: str, function: Callable[..., Coroutine[Any, Any, Any]], files: LocalFiles
+    ) -> None:
+        self._host, self._name, self._function, self._files = host, name, function, files
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        steps = self._steps(*args, **kwargs)
-        step: Callable[[], tuple[str, list[Any], dict[str, Any]]] = steps.__next__
-        while True:
-            try:
-                method, args_, kwargs_ = step()
-            except StopIteration as end:
-                return self._result(end.value)
-            try:
-                answer = self._host.call(f"{self._name}.{method}", {"args": args_, "kwargs": kwargs_})
-            except BaseException as error:  # noqa: BLE001 - passed to the steps, which raise it again
-                step = _throwing(steps, error)
-            else:
-                step = _sending(steps, answer)
+        async def call(method: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+            return self._host.call(f"{self._name}.{method}", {"args": args, "kwargs": kwargs})
+
+        try:
+            self._function(call, *args, **kwargs).send(None)
+        except StopIteration as end:
+            return self._result(end.value)
+        raise AssertionError("nothing that it awaits ever waits")
 
     call_sync = __call__
 
     async def call_async(self, *args: Any, **kwargs: Any) -> Any:
-        steps = self._steps(*args, **kwargs)
-        step: Callable[[], tuple[str, list[Any], dict[str, Any]]] = steps.__next__
-        while True:
-            try:
-                method, args_, kwargs_ = step()
-            except StopIteration as end:
-                return self._result(end.value)
-            try:
-                answer = await self._host.call_async(f"{self._name}.{method}", {"args": args_, "kwargs": kwargs_})
-            except BaseException as error:  # noqa: BLE001 - passed to the steps, which raise it again
-                step = _throwing(steps, error)
-            else:
-                step = _sending(steps, answer)
+        def call(method: str, args: list[Any], kwargs: dict[str, Any]) -> Awaitable[Any]:
+            return self._host.call_async(f"{self._name}.{method}", {"args": args, "kwargs": kwargs})
+
+        return self._result(await self._function(call, *args, **kwargs))
 
     def _result(self, value: Any) -> Any:
-        return self._files.with_paths(value) if self._steps is _save else value
-
-
-def _sending(steps: Steps, answer: Any) -> Callable[[], tuple[str, list[Any], dict[str, Any]]]:
-    return lambda: steps.send(answer)
-
-
-def _throwing(steps: Steps, error: BaseException) -> Callable[[], tuple[str, list[Any], dict[str, Any]]]:
-    return lambda: steps.throw(error)
+        return self._files.with_paths(value) if self._function is _save else value
 
 
 # --- saving ---------------------------------------------------------------------------------------------------------
 
 
-def _save(name: str, data: Any, description: str = "", metadata: Any = None) -> Steps:
+async def _save(call: Call, name: str, data: Any, description: str = "", metadata: Any = None) -> Any:
     if not isinstance(name, str):
         _write_error("")  # makes its base class
         raise error_class("ArtifactNameRefused", ["ArtifactWriteError", "ValueError"])(
@@ -184,19 +164,19 @@ def _save(name: str, data: Any, description: str = "", metadata: Any = None) -> 
     first = next(pieces, b"")
     second = next(pieces, None)
     if second is None:
-        return (yield "keep", [name, first], details)
-    upload = yield "begin_upload", [name], details
+        return await call("keep", [name, first], details)
+    upload = await call("begin_upload", [name], details)
     try:
-        yield "upload", [upload, first], {}
+        await call("upload", [upload, first], {})
         piece: bytes | None = second
         while piece is not None:
-            yield "upload", [upload, piece], {}
+            await call("upload", [upload, piece], {})
             piece = next(pieces, None)
-        return (yield "end_upload", [upload], {})
+        return await call("end_upload", [upload], {})
     except GeneratorExit:
         raise
     except BaseException:
-        yield "drop_upload", [upload], {}
+        await call("drop_upload", [upload], {})
         raise
 
 
@@ -327,14 +307,14 @@ def _write_error(message: str) -> Exception:
 # --- loading --------------------------------------------------------------------------------------------------------
 
 
-def _load(name: str) -> Steps:
-    found = yield "fetch", [name], {}
+async def _load(call: Call, name: str) -> Any:
+    found = await call("fetch", [name], {})
     data = found.get("data")
     if data is None:
         parts = []
         size = 0
         while size < found["size"]:
-            piece = yield "piece", [name, size, found["stamp"]], {}
+            piece = await call("piece", [name, size, found["stamp"]], {})
             if not piece:
                 break
             parts.append(piece)
@@ -356,9 +336,9 @@ def _decode(kind: str, form: str, data: bytes) -> Any:
     return json.loads(text) if kind == "json" else text
 
 
-def _copy_to(name: str, path: Any) -> Steps:
+async def _copy_to(call: Call, name: str, path: Any) -> Any:
     """Write an artifact to a file in pieces; return the path of the file."""
-    found = yield "fetch", [name], {}
+    found = await call("fetch", [name], {})
     target = pathlib.Path(path)
     if target.is_dir():
         target = target / pathlib.PurePosixPath(name).name
@@ -369,13 +349,13 @@ def _copy_to(name: str, path: Any) -> Steps:
             file.write(data)
         size = file.tell()
         while size < found["size"]:
-            piece = yield "piece", [name, size, found["stamp"]], {}
+            piece = await call("piece", [name, size, found["stamp"]], {})
             if not piece:
                 break
             size += file.write(piece)
     return target
 
 
-_STEPS: dict[str, Callable[..., Steps]] = {"save": _save, "load": _load, "copy_to": _copy_to}
-for _name, _steps in _STEPS.items():
-    _steps.__qualname__ = f"artifacts.{_name}"  # shown by Python when the arguments do not match
+_SEQUENCES: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {"save": _save, "load": _load, "copy_to": _copy_to}
+for _name, _function in _SEQUENCES.items():
+    _function.__qualname__ = f"artifacts.{_name}"  # shown by Python when the arguments do not match

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..channel import Record
-from . import saved_state, tracebacks, values
+from . import recording, saved_state, tracebacks, values
 from .cell_output import DisplayedBundles, NoInput, StandardStreams, no_input
 from .event_loop import CellLoop
 from .host_calls import HostCallClient, error_class
@@ -29,12 +29,9 @@ from .interrupts import Interrupts
 from .namespaces import namespaces
 
 _AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-_MAX_SHORT = 500
-"""Characters up to which code is tried as one expression first."""
-_NOT_ONE_EXPRESSION = re.compile(r"[\n;\\]|^\s")
-_HARMLESS_INSTRUCTIONS = frozenset(
+_CONSTANT_INSTRUCTIONS = frozenset(
     opcode.opmap[name]
-    for name in ("CACHE", "RESUME", "LOAD_NAME", "LOAD_CONST", "BUILD_TUPLE", "BUILD_LIST", "RETURN_VALUE")
+    for name in ("CACHE", "RESUME", "LOAD_CONST", "LOAD_SMALL_INT", "RETURN_VALUE", "RETURN_CONST")
     if name in opcode.opmap
 )
 _NEEDS_LOOP = re.compile(r"\b(?:create_task|ensure_future|get_running_loop|gather)\b")
@@ -53,35 +50,16 @@ class Cell:
         self._codes: list[types.CodeType] = []
         self._last: types.CodeType | None = None
         self._needs_loop = bool(_NEEDS_LOOP.search(code)) and not _STARTS_LOOP.search(code)
-        self.definitions: saved_state.Definitions = {}
-        self.harmless = False
-        """Whether running it changes nothing, and can neither crash nor hang: names and literals."""
-        if len(code) <= _MAX_SHORT and self._is_expression(code, filename):
-            return
         tree: Any = compile(code, filename, "exec", _AWAIT | ast.PyCF_ONLY_AST, dont_inherit=True)
         self.definitions = _definitions_of(tree.body, code, filename)
-        self._add(tree, filename)
-
-    def _is_expression(self, code: str, filename: str) -> bool:
-        """Compile one short expression directly, in a third of the time; False where a syntax tree is needed."""
-        if _NOT_ONE_EXPRESSION.search(code):
-            return False
-        try:
-            compiled = compile(code, filename, "eval", _AWAIT, dont_inherit=True)
-        except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
-            return False
-        harmless = _HARMLESS_INSTRUCTIONS.issuperset(compiled.co_code[::2])
-        if not harmless and "(" not in code:
-            return False
-        self._last, self.harmless = compiled, harmless
-        return True
-
-    def _add(self, tree: Any, filename: str) -> None:
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         if tree.body:
             self._codes.append(compile(tree, filename, "exec", _AWAIT, dont_inherit=True))
         if last is not None:
             self._last = compile(ast.Expression(last.value), filename, "eval", _AWAIT, dont_inherit=True)
+        constant = self._last is None or _CONSTANT_INSTRUCTIONS.issuperset(self._last.co_code[::2])
+        self.harmless = constant and not self._codes
+        """Whether running it changes nothing, and can neither crash nor hang: an expression of literals."""
 
     @property
     def is_async(self) -> bool:
@@ -299,7 +277,7 @@ class CodeRunner:
         self._names: dict[str, Any] = {}
         self._own: dict[str, Any] = {}
         """The names that every session has."""
-        self._definitions: saved_state.Definitions = {}
+        self._state = saved_state.Session({}, {}, dict(os.environ))
         self._shown = DisplayedBundles()
         _add_builtin("input", no_input)
         threading.excepthook = tracebacks.thread_excepthook
@@ -319,25 +297,33 @@ class CodeRunner:
         self._names = _new_namespace()
         self._names.update(namespaces(self._host, self._names_of_host, builtins))
         self._own = dict(self._names)
-        self._definitions = {}
+        self._state = saved_state.Session(self._names, self._own, self._state.environment)
         gc.collect()
 
-    def save_and_exit(self, file: int, report: int) -> None:
+    def save_and_exit(self, random_state: Any, file: int, report: int) -> None:
         """In a fork: write the variables to a file."""
-        saved_state.save_and_exit(self._names, self._own, self._definitions, file, report)
+        saved_state.save_and_exit(self._state, random_state, file, report)
+
+    def state_cell(self, operation: str, file: int) -> saved_state.LoadVariables | saved_state.SaveVariables:
+        """What `run` takes in the place of code to load variables from a file, or to save them in it."""
+        kind = saved_state.LoadVariables if operation == "load" else saved_state.SaveVariables
+        return kind(self._state, file)
+
+    def recorded(self, is_wanted: Callable[[], bool]) -> Record | None:
+        """What is recorded of the variables and the files; None if it was not wanted any more."""
+        found = recording.record_variables(self._names, self._own, is_wanted)
+        if found is None:
+            return None
+        return {"variables": found[0], "left_out": found[1], "files": recording.fingerprint(self._home)}
 
     def set_variables(self, variables: dict[str, Any]) -> None:
         self._names.update(variables)
 
-    def run(
-        self, code: str | int | None, before_run: Callable[[Cell], None], before_display: Callable[[], None]
-    ) -> Record:
+    def run(self, code: Any, before_run: Callable[[Cell], None]) -> Record:
         """Run one cell; its outcome as the result record has it. Raises nothing but `ContinueAsFork`.
 
-        Without code, the value is the list of variables; with a descriptor, variables are loaded from that file.
-        `before_run` is called when the code is compiled. `before_display` is called before the user's own code
-        displays the value of a harmless cell, for which no snapshot has been made.
-        """
+        The code is a text, or a `state_cell`; without code, the value is the list of variables.
+        `before_run` is called when the code is compiled."""
         self._cells += 1
         self._shown = DisplayedBundles()
         before = _usage()
@@ -346,7 +332,7 @@ class CodeRunner:
         self._interrupts.install()
         try:
             self._interrupts.begin()
-            outcome = self._outcome(code, f"<cell {self._cells}>", before_run, before_display)
+            outcome = self._outcome(code, f"<cell {self._cells}>", before_run)
             self._interrupts.end()
         except ContinueAsFork:
             raise
@@ -361,13 +347,7 @@ class CodeRunner:
         outcome["shared"] = self.streams.children_made
         return outcome
 
-    def _outcome(
-        self,
-        code: str | int | None,
-        filename: str,
-        before_run: Callable[[Cell], None],
-        before_display: Callable[[], None],
-    ) -> Record:
+    def _outcome(self, code: Any, filename: str, before_run: Callable[[Cell], None]) -> Record:
         outcome: Record = {}
         try:
             cell = self._new_cell(code, filename)
@@ -376,13 +356,7 @@ class CodeRunner:
             self.streams.children_made = False
             self._interrupts.begin()
             value = self.loop.run(cell.run_async(self._names)) if cell.is_async else cell.run(self._names)
-            if not cell.harmless:
-                _repair(self._names)
-            if cell.harmless and type(value) not in _SCALARS:
-                self._interrupts.end()
-                before_display()
-                self.streams.children_made = False
-                self._interrupts.begin()
+            _repair(self._names)
             self._shown.add(value)
             outcome = {"value": values.encode(value)}
             value = None  # its destructor may be the code's own, and runs before the output is complete
@@ -400,13 +374,13 @@ class CodeRunner:
         self.streams.settle()
         return outcome
 
-    def _new_cell(self, code: str | int | None, filename: str) -> Any:
+    def _new_cell(self, code: Any, filename: str) -> Any:
         if code is None:
             return ListVariables(self._own)
-        if isinstance(code, int):
-            return saved_state.LoadVariables(self._own, self._definitions, code)
+        if not isinstance(code, str):
+            return code
         cell = Cell(code, filename)
-        self._definitions.update(cell.definitions)
+        self._state.definitions.update(cell.definitions)
         return cell
 
     def _display(self, *shown: Any) -> None:

@@ -141,7 +141,7 @@ class CommandServer:
             "make_dir": lambda path, record: files.make_folder(path),
             "remove": lambda path, record: files.remove(path, recursive=record.get("recursive") is True),
             "move": lambda path, record: files.move(path, self._path(record["to"])),
-            "realpath": lambda path, record: {"path": files.real_path(path)},
+            "realpath": lambda path, record: {"path": files.real_path(path, strict=record.get("strict") is not False)},
         }
 
     # --- the channel ------------------------------------------------------------------------------------------------

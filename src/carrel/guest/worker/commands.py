@@ -1,6 +1,7 @@
 """Run commands: output in the order written, input in pieces, and an end that takes the whole process tree along.
 
-`Command.run` works in the calling thread; most other methods may be called from any thread. Used by the command server.
+`Command.run` works in the calling thread; most other methods may be called from any thread. Used by the command server,
+and on the host by `carrel.processes`.
 """
 
 from __future__ import annotations
@@ -159,8 +160,6 @@ class Command:
             with self._lock:
                 self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         except BaseException:
-            if self._tree is not None:
-                self._tree.kill()
             self.close()
             raise
 
@@ -178,6 +177,12 @@ class Command:
             if self._window is not None:
                 self._window += count
             self._wake()
+
+    def terminate(self) -> None:
+        """Ask it to end: SIGTERM to its process group."""
+        if self._tree is not None and not self._tree.reaped:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGTERM)
 
     def cancel(self) -> None:
         """End it with all its processes; `run` returns soon."""
@@ -256,7 +261,11 @@ class Command:
                             self._pipes.pop(fd).close()
 
     def close(self) -> None:
-        """Close what is open for it here."""
+        """Close what is open for it here; it is killed where it was not run to its end."""
+        if self._process is not None and self._tree is not None and not self._tree.reaped:
+            self._tree.kill()
+            self._process.wait()
+            self._tree.reaped = True
         for pipe in self._pipes.values():
             pipe.close()
         self._pipes = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import json
 import os
 import re
@@ -18,20 +19,29 @@ import socket
 import struct
 import sys
 import termios
+import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from .. import syscalls
 from ..channel import MAX_RECORD, Channel, ChannelClosed, ChannelError
-from ..processes import StopGuard, end_started_in_session, kill_descendants, set_title
+from ..processes import (
+    StopGuard,
+    become_killable,
+    close_others,
+    end_started_in_session,
+    kill_descendants,
+    reset_signals,
+    set_standard_streams,
+    set_title,
+)
 from . import command_server, main
-from .container_children import Unpacker, become_worker
 
 HEAD = struct.Struct(">cI")
 """Before each frame: its channel, and how many bytes follow."""
 LINE, RUN, FRESH = b"l", b"r", b"f"
 """Records of the worker's channel; from the host also those that begin a run, with the present pipes or fresh ones."""
-CONTROL, STDOUT, STDERR, ARCHIVE, COMMANDS = b"c", b"o", b"e", b"a", b"s"
+CONTROL, STDOUT, STDERR, COMMANDS = b"c", b"o", b"e", b"s"
 
 _MAX_READ = 1 << 16
 _REPORT_AFTER = 1 << 20
@@ -59,9 +69,6 @@ class ContainerInit:
         """The kernel session of the worker and of what its code starts."""
         self._settings: dict[str, Any] = {}
         self._environment: dict[str, str] = {}
-        self._unpacker = Unpacker(
-            self._selector, lambda status: self._send_control({"op": "unpacked", "status": status})
-        )
         self._broken_reason = ""
         self._stop_guard = StopGuard(kill_descendants)
         self._server = 0
@@ -113,8 +120,6 @@ class ContainerInit:
             del self._incoming[: HEAD.size + length]
             if channel == CONTROL:
                 self._obey(json.loads(body))
-            elif channel == ARCHIVE:
-                self._unpacker.take(body)
             elif channel == COMMANDS:
                 self._to_server += body
                 self._write_to_server()
@@ -123,30 +128,27 @@ class ContainerInit:
 
     def _obey(self, record: dict[str, Any]) -> None:
         operation = record["op"]
-        if operation == "start":
+        if operation == "configure":
             self._settings, self._environment = record["settings"], record["environment"]
-            self._start()
-        elif operation == "again":
+        elif operation == "start":
             if self._worker_session:
                 # What the lost worker's code has started, where no snapshot is left to end it.
                 end_started_in_session(self._worker_session)
             self._start()
-        elif operation == "wake":
+        elif operation == "restore":
             self._restore_snapshot()
         elif operation == "signal" and self._worker:
             _signal(self._worker, record["number"])
-        elif operation == "tend":
-            self._tend(record["end"])
+        elif operation == "continue":
+            self._continue_stopped(record["end"])
         elif operation == "serve_commands":
             self._serve_commands()
         elif operation == "kill_server" and self._server:
             _signal(self._server, signal.SIGKILL)
         elif operation == "hold":
             self._hold(record["on"])
-        elif operation == "unpack":
-            self._unpacker.begin(record["at"], record["remove"])
 
-    def _tend(self, end: bool) -> None:
+    def _continue_stopped(self, end: bool) -> None:
         """Continue the worker and the command server where they were stopped."""
         own = {process for process in (self._worker, self._server) if process}
         spare = own if self._snapshot is None else {*own, self._snapshot[1]}
@@ -162,7 +164,7 @@ class ContainerInit:
         nothing = os.open("/dev/null", os.O_WRONLY)
         pid = os.fork()
         if pid == 0:
-            become_worker(command_server.run, theirs.detach(), (nothing, nothing), self._environment, self._settings)
+            self._become(command_server.run, theirs.detach(), (nothing, nothing))
         theirs.close()
         os.close(nothing)
         ours.setblocking(False)
@@ -219,12 +221,33 @@ class ContainerInit:
         streams = self._fresh_pipes()
         pid = os.fork()
         if pid == 0:
-            become_worker(main.run, theirs.detach(), streams, self._environment, self._settings)
+            self._become(main.run, theirs.detach(), streams)
         theirs.close()
         for fd in streams:
             os.close(fd)
         self._worker_session = pid
         self._use_worker(pid, ours)
+
+    def _become(
+        self, entry: Callable[[int, int, dict[str, Any]], None], channel: int, streams: tuple[int, ...]
+    ) -> NoReturn:
+        """In a child: be the worker, or the command server."""
+        try:
+            reset_signals()
+            os.setsid()
+            syscalls.set_dumpable(True)
+            close_others({channel, *streams})
+            set_standard_streams(*streams)
+            os.environ.update(self._environment)
+            become_killable()
+            os.chdir(str(self._settings["home"]))
+            gc.collect()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            entry(channel, -1, self._settings)
+        except BaseException:  # noqa: BLE001 - shown where the session's output goes
+            traceback.print_exc()
+        finally:
+            os._exit(70)
 
     def _use_worker(self, pid: int, end: socket.socket) -> None:
         end.setblocking(False)
@@ -251,7 +274,7 @@ class ContainerInit:
             os.close(fd)
         _signal(pid, signal.SIGCONT)  # It may have been stopped together with the worker.
         self._use_worker(pid, socket.socket(fileno=channel))
-        self._pass_to_worker(LINE, b'{"op":"wake"}')
+        self._pass_to_worker(LINE, b'{"op":"restore"}')
 
     def _pass_to_worker(self, channel: bytes, body: bytes) -> None:
         fds: tuple[int, ...] = ()
@@ -318,7 +341,7 @@ class ContainerInit:
         self._drain()
         for body, fds in bodies:
             self._send(LINE, self._without_fds(body, fds) if fds else body)
-            if body.startswith(b'{"op":"unfrozen"'):
+            if body.startswith(b'{"op":"no_snapshot"'):
                 self._drop_snapshot()
         return channel.received > before
 
@@ -326,7 +349,7 @@ class ContainerInit:
         """Descriptors stay here: a snapshot's own channel, or pipes that no command reads any more."""
         record = json.loads(body)
         record.pop("fds", None)
-        if record.get("op") == "frozen":
+        if record.get("op") == "snapshot":
             pid = record.get("pid")
             if type(pid) is not int or not 1 < pid < _MAX_PID:
                 raise ChannelError(f"a snapshot whose process is {str(pid)[:100]}")
@@ -366,8 +389,6 @@ class ContainerInit:
                 self._exited(status)
             elif pid == self._server:
                 self._server = 0
-            else:
-                self._unpacker.reaped(pid, status)
 
     def _exited(self, status: int | None) -> None:
         """Pass on all that it sent and wrote before it exited, then report its end."""

@@ -248,7 +248,8 @@ def move(path: str, to: str) -> None:
         shutil.move(path, to)
 
 
-def real_path(path: str) -> str:
-    """Absolute and without links; FileNotFoundError for what does not exist."""
-    os.stat(path)
+def real_path(path: str, *, strict: bool = True) -> str:
+    """Absolute and without links; `strict`: FileNotFoundError for what does not exist."""
+    if strict:
+        os.stat(path)
     return os.path.realpath(path)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
 import gc
 import io
 import os
@@ -15,36 +14,32 @@ import socket
 import stat
 import sys
 import threading
-from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
-_FORK_SAFE_THREADS = ("jemalloc_bg_thd",)
+_FORK_SAFE_THREADS = ("jemalloc_bg_thd", "")
 """jemalloc (in pyarrow, and so in pandas) ends its background thread before a fork, and starts it again after."""
 _CONNECTIONS = ("socket:", "pipe:", "anon_inode:")
 _TERMINALS = ("/dev/pts/", "/dev/ptmx", "/dev/tty")
 _SHARED_ROW = re.compile(rb"^[0-9a-f-]+ .w.s .*$", re.MULTILINE)
 _SEMAPHORES = "/dev/shm/sem."
 """Locks of multiprocessing, which work in both processes; tqdm makes one."""
-_CODE_ROW = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ..x. \S+ \S+ \S+ +(/.*)$", re.MULTILINE)
-_MAX_STACK = 256 * 1024
-"""Bytes of a thread's stack that are searched."""
-_MAX_NAMES = 3
 
 
 def native_threads() -> set[int]:
     """The threads of this process but this one, Python's and others', without those that a fork does not harm."""
     tasks = {int(task) for task in os.listdir("/proc/self/task")} - {threading.get_native_id()}
-    return {task for task in tasks if not _is_fork_safe(task)}
+    return {task for task in tasks if _thread_name(task) not in _FORK_SAFE_THREADS}
 
 
-def _is_fork_safe(task: int) -> bool:
+def _thread_name(task: int) -> str:
+    """Empty when it has ended."""
     try:
         with open(f"/proc/self/task/{task}/comm", encoding="utf-8", errors="replace") as file:
-            return file.read().strip() in _FORK_SAFE_THREADS
+            return file.read().strip()
     except OSError:
-        return True  # it has ended
+        return ""
 
 
 def python_threads_reason() -> str | None:
@@ -57,8 +52,19 @@ def python_threads_reason() -> str | None:
 
 
 def native_threads_reason(tasks: set[int]) -> str:
-    packages = _join(packages_of_threads(frozenset(tasks))) or "a library"
-    return f"{len(tasks)} native thread{'s' * (len(tasks) > 1)} of {packages}, which no fork survives"
+    names = _native_packages()
+    shown = f" (of {' or '.join(names)})" if names else ""
+    return f"{len(tasks)} native thread{'s' * (len(tasks) > 1)}{shown}, which no fork survives"
+
+
+def _native_packages() -> list[str]:
+    """The packages with compiled modules that were imported: it is one of them that has started a thread."""
+    found = set()
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__dict__", {}).get("__file__")
+        if isinstance(file, str) and file.endswith(".so") and "lib-dynload" not in file:
+            found.add(str(name).partition(".")[0].strip("_"))
+    return sorted(found)
 
 
 def devices_reason(opened: dict[int, str]) -> str | None:
@@ -78,7 +84,18 @@ def connections_reason(opened: dict[int, str], own: set[int]) -> str | None:
         return None
     kinds = sorted({opened[fd].partition(":")[0] for fd in found})
     shown = f"{', '.join(kinds)} (descriptors {', '.join(map(str, found[:5]))})"
-    return f"open connections cannot be shared: {shown}{holders(found)}"
+    packages = [] if set(found) <= _held_by_python() else _native_packages()
+    perhaps = f"; perhaps of {' or '.join(packages)}" if packages else ""
+    return f"open connections cannot be shared: {shown}{perhaps}"
+
+
+def _held_by_python() -> set[int]:
+    found = set()
+    for held in gc.get_objects():
+        if isinstance(held, (io.FileIO, socket.socket)):
+            with contextlib.suppress(ValueError):  # it is closed
+                found.add(held.fileno())
+    return found
 
 
 def _is_named_pipe(fd: int) -> bool:
@@ -106,83 +123,6 @@ def open_descriptors() -> dict[int, str]:
         except OSError:
             continue  # the listing's own, closed by now
     return found
-
-
-# --- packages that hold threads and descriptors ---------------------------------------------------------------------
-
-
-def holders(descriptors: Collection[int]) -> str:
-    """As a part of a message: the packages that probably hold these; empty where Python objects hold them all."""
-    if not set(descriptors) - _held_by_python():
-        return ""
-    certain = packages_of_threads(frozenset(int(task) for task in os.listdir("/proc/self/task")))
-    names = certain or tuple(sorted({name for _, _, path in _mapped_code() if (name := _package_of(path))}))
-    return f"; held by {_join(names)}" if certain else f"; perhaps held by {_join(names)}" if names else ""
-
-
-@functools.lru_cache(maxsize=2)
-def packages_of_threads(tasks: frozenset[int]) -> tuple[str, ...]:
-    """The packages that started these threads: return addresses on a thread's stack lie in its library's code."""
-    code = _mapped_code()
-    starts = [start for start, _, _ in code]
-    found = set()
-    for task in tasks - {os.getpid()}:
-        for address in _stack(task):
-            index = bisect_right(starts, address) - 1
-            if index >= 0 and address < code[index][1] and (name := _package_of(code[index][2])):
-                found.add(name)
-                break
-    return tuple(sorted(found))
-
-
-def _stack(task: int) -> Iterable[int]:
-    """The words on the stack of a thread that waits, from its top; nothing where the kernel does not show it."""
-    try:
-        with open(f"/proc/self/task/{task}/syscall", encoding="ascii") as file:
-            pointer = int(file.read().split()[-2], 16)
-        memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
-    except (OSError, ValueError, IndexError):
-        return ()
-    pages = []
-    try:
-        for address in range(pointer, pointer + _MAX_STACK, 4096):  # by page: the stack may end before
-            pages.append(os.pread(memory, 4096, address))
-    except OSError:
-        pass
-    finally:
-        os.close(memory)
-    data = b"".join(pages)
-    return memoryview(data[: len(data) // 8 * 8]).cast("Q")
-
-
-def _mapped_code() -> list[tuple[int, int, str]]:
-    """Mapped files that are run as code, by their addresses."""
-    with open("/proc/self/maps", "rb") as file:
-        rows = _CODE_ROW.findall(file.read())
-    return sorted((int(start, 16), int(end, 16), os.fsdecode(path)) for start, end, path in rows)
-
-
-def _join(names: Collection[str]) -> str:
-    shown = list(names)[:_MAX_NAMES]
-    return ", ".join(shown) + (", …" if len(names) > _MAX_NAMES else "")
-
-
-def _held_by_python() -> set[int]:
-    found = set()
-    for held in gc.get_objects():
-        if isinstance(held, (io.FileIO, socket.socket)):
-            with contextlib.suppress(ValueError):  # it is closed
-                found.add(held.fileno())
-    return found
-
-
-def _package_of(path: str) -> str:
-    """The top folder or module below a folder of packages; empty for libraries of the system and of Python itself."""
-    for folder in sys.path:
-        if folder and path.startswith(folder + os.sep) and "lib-dynload" not in path:
-            # numpy.libs holds libraries of numpy, _duckdb is the compiled part of duckdb.
-            return path[len(folder) + 1 :].partition(os.sep)[0].partition(".")[0].strip("_")
-    return ""
 
 
 # --- open files of a fork --------------------------------------------------------------------------------------------
@@ -227,8 +167,8 @@ def reopen(files: dict[int, OpenFile]) -> None:
         try:
             _reopen(fd, file, copies)
         except OSError as problem:
-            what = f"{file.path or 'a deleted file'} cannot be opened again: {problem}"
-            raise OSError(problem.errno, f"{what}{holders([fd])}") from None
+            what = file.path or "a deleted file"
+            raise OSError(problem.errno, f"{what} cannot be opened again: {problem}") from None
 
 
 def _reopen(fd: int, file: OpenFile, copies: dict[tuple[int, int], int]) -> None:

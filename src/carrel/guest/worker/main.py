@@ -46,8 +46,8 @@ class Worker:
     def __init__(self, channel: Channel, init: int, settings: dict[str, Any]) -> None:
         self._init = init
         home = str(settings.get("home") or os.getcwd())
-        self._snapshot = Snapshot(int(settings.get("frozen_ceiling") or _MAX_SNAPSHOT))
-        self._keeps_snapshot = bool(settings.get("frozen", True))
+        self._snapshot = Snapshot(int(settings.get("max_snapshot_bytes") or _MAX_SNAPSHOT))
+        self._keeps_snapshot = bool(settings.get("snapshots", True))
         self._opened: dict[int, fork_checks.OpenFile] = {}
         self._was_dumpable: bool | None = None
         """In a checkpoint, a fork that is only there to be forked: whether its process was dumpable before."""
@@ -58,6 +58,9 @@ class Worker:
         self._changed = True
         """Whether the variables have changed since the snapshot was made."""
         self._last_run: Any = None
+        self._unreported: Any = None
+        """The run after which the host wants to know the variables; None once they were reported, or another request
+        has come."""
         self._forking = False
         self._is_user_fork = False
         """Whether this process was forked by the user's code."""
@@ -79,6 +82,7 @@ class Worker:
             "reset": self._reset,
             "fork": self._fork,
             "save": self._save,
+            "report": self._report,
             "interrupt": self._interrupt,
         }
         os.register_at_fork(after_in_child=self._after_user_fork)
@@ -132,7 +136,8 @@ class Worker:
     def _wait(self) -> None:
         """Wait for something to happen; make a snapshot when nothing does."""
         wants_snapshot = self._changed and self._keeps_snapshot and self._was_dumpable is None
-        soon = _IDLE if wants_snapshot else _REAP_INTERVAL if self._snapshot.reap() else None
+        is_due = wants_snapshot or self._unreported is not None
+        soon = _IDLE if is_due else _REAP_INTERVAL if self._snapshot.reap() else None
         events = self._poll.poll(None if soon is None else soon * 1000)
         for fd, _ in events:
             if fd == self._channel.fileno():
@@ -141,8 +146,11 @@ class Worker:
                 self._woken_up()
         if not events and wants_snapshot:
             self._make_snapshot()
+        elif not events and self._unreported is not None:
+            self._report_variables()
 
     def _answer(self, record: Record, fds: list[int]) -> None:
+        self._unreported = None
         work = self._work.get(str(record.get("op")))
         if work is None:
             self._send({"op": "done", "id": record.get("id"), "error": f"there is no request {record.get('op')!r}"})
@@ -152,12 +160,12 @@ class Worker:
     def _set_variables(self, record: Record, fds: list[int]) -> None:
         self._runner.set_variables(values.decode(record.get("values")))
         self._changed = True
-        self._send({"op": "done", "id": record.get("id"), "unkept": True})
+        self._send({"op": "done", "id": record.get("id"), "changed": True})
 
     def _reset(self, record: Record, fds: list[int]) -> None:
         self._runner.reset()
         self._changed = True
-        self._send({"op": "done", "id": record.get("id"), "unkept": True})
+        self._send({"op": "done", "id": record.get("id"), "changed": True})
 
     def _interrupt(self, record: Record, fds: list[int]) -> None:
         """The signal itself interrupts; see `HostCallClient.is_interrupted`."""
@@ -166,7 +174,8 @@ class Worker:
 
     def _run(self, record: Record, fds: list[int]) -> None:
         changed_before = self._changed
-        file = fds.pop() if record.get("load") is True else -1
+        state = str(record.get("state") or "")
+        file = fds.pop() if state else -1
         self._runner.streams.begin(fds)
         self._host.begin_run()
 
@@ -175,16 +184,12 @@ class Worker:
                 self._make_snapshot()
             self._changed = self._changed or not cell.harmless
 
-        def before_display() -> None:
-            if changed_before and self._keeps_snapshot:
-                self._make_snapshot()
-
-        code: str | int | None = None if record.get("variables") is True else str(record.get("code", ""))
-        if file >= 0:
-            code = file
+        code: Any = None if record.get("variables") is True else str(record.get("code", ""))
+        if state:
+            code = self._runner.state_cell(state, file)
         self._interrupts.is_for_this_run = lambda: self._host.is_interrupted(record.get("id"))
         self._interrupts.taken = False
-        outcome = self._runner.run(code, before_run, before_display)
+        outcome = self._runner.run(code, before_run)
         if self._is_user_fork:
             _exit_user_fork(outcome)
         if self._owns_session and self._runner.streams.children_made:
@@ -192,7 +197,7 @@ class Worker:
                 end_started_in_session(exclude=self._own_processes(), trees=self._survivors, interrupt_first=True)
             self._survivors = set(started_in_session(exclude=self._own_processes()))
         self._last_run = record.get("id")
-        result = {"op": "done", "id": record.get("id"), "frozen": self._no_snapshot_reason, "unkept": self._changed}
+        result = {"op": "done", "id": record.get("id"), "snapshot": self._no_snapshot_reason, "changed": self._changed}
         result.update(outcome)
         try:
             self._send(result)
@@ -201,6 +206,18 @@ class Worker:
             value = values.as_repr("", "it is too large to be sent as data")
             self._send({**result, "value": value, "display": []})
         self._runner.streams.repair()
+        self._unreported = record.get("id") if record.get("report") is True else None
+
+    def _report_variables(self) -> None:
+        """Tell the host what the variables are after a run, unless a request comes meanwhile."""
+        number, self._unreported = self._unreported, None
+        found = self._runner.recorded(lambda: not self._poll.poll(0))
+        if found is not None:
+            self._send({"op": "variables", "id": number, **found})
+
+    def _report(self, record: Record, fds: list[int]) -> None:
+        """The same as an answer."""
+        self._send({"op": "done", "id": record.get("id"), **(self._runner.recorded(lambda: True) or {})})
 
     def _own_processes(self) -> set[int]:
         """The processes of the worker itself in its kernel session."""
@@ -222,7 +239,7 @@ class Worker:
         self._no_snapshot_reason = made or "kept"
         if made is not None:
             self._snapshot.drop()
-            self._send({"op": "unfrozen", "why": made, "covers": self._last_run})
+            self._send({"op": "no_snapshot", "why": made, "covers": self._last_run})
 
     def _continue_as_snapshot(self, channel: Channel) -> None:
         """In the snapshot: the worker is dead, and this is the worker now. End what the worker's last run started."""
@@ -241,18 +258,19 @@ class Worker:
         self._runner.loop.renew()
         self._snapshot.forget()
         self._no_snapshot_reason = "no snapshot has been made yet"
-        self._changed = True
+        self._changed, self._unreported = True, None
 
     def _save(self, record: Record, fds: list[int]) -> None:
         """Write the variables to the first descriptor, and a report to the second, in a fork that nothing waits for."""
         reason = self._snapshot.refusal()
         if reason is None:
             self._forking = True
+            random_state = random.getstate()
             try:
                 pid = quiet_fork()
                 if pid == 0:
                     self._channel.socket.close()
-                    self._runner.save_and_exit(*fds)
+                    self._runner.save_and_exit(random_state, *fds)
                 self._snapshot.reap_later(pid)
             except OSError as problem:
                 reason = str(problem)
@@ -272,7 +290,7 @@ class Worker:
             if reason is None:
                 self._forking = True
                 # Python seeds its random numbers anew in a child; a checkpoint that is rewound to has those of then.
-                is_checkpoint = record.get("asleep") is True or self._was_dumpable is not None
+                is_checkpoint = record.get("checkpoint") is True or self._was_dumpable is not None
                 random_state = random.getstate() if is_checkpoint else None
                 pid = quiet_fork(self._fork_process)
         except OSError as problem:
@@ -284,7 +302,7 @@ class Worker:
         if pid == 0:
             if random_state is not None:
                 random.setstate(random_state)
-            failure = self._separate(record.get("asleep") is True)
+            failure = self._separate(record.get("checkpoint") is True)
             self._channel.socket.close()
             channel = move_to_high_number(fds[0])
             os.close(fds[0])

@@ -120,7 +120,7 @@ class Snapshot:
             return native_threads_reason(self._unsafe_threads)
         pidfd = _open_pidfd(pid)
         try:
-            channel.send({"op": "frozen", "pid": pid, "covers": covers}, (ours.fileno(), *pidfd))
+            channel.send({"op": "snapshot", "pid": pid, "covers": covers}, (ours.fileno(), *pidfd))
         except TooManyDescriptors as problem:
             self._end(pid)
             return f"it could not be passed to the host: {problem.strerror}"
@@ -138,7 +138,7 @@ class Snapshot:
             record, _ = channel.read()
         except ChannelError:
             os._exit(0)
-        if record.get("op") != "wake":
+        if record.get("op") != "restore":
             os._exit(0)
         return channel
 

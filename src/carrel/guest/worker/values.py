@@ -329,11 +329,13 @@ _BRACKETS: dict[type, tuple[str, str]] = {
 _DEEPEST = 60
 
 
-class _Full(Exception):
+class Full(Exception):
     """There is no more room."""
 
 
-class _Repr:
+class BoundedRepr:
+    """A `repr` of limited length."""
+
     def __init__(self, length: int) -> None:
         self._left = length
         self.pieces: list[str] = []
@@ -343,14 +345,14 @@ class _Repr:
         self.pieces.append(text[: self._left])
         self._left -= len(text)
         if self._left <= 0:
-            raise _Full
+            raise Full
 
     def write(self, value: Any, depth: int) -> None:
         kind = type(value)
         if kind in (str, bytes, bytearray) and len(value) > self._left:
             # Never the repr of the whole: it may be a gigabyte.
             self._add(repr(value[: self._left + 1]))
-            raise _Full
+            raise Full
         if kind in _BRACKETS and depth < _DEEPEST:
             self._container(value, kind, depth)
         else:
@@ -395,10 +397,10 @@ def _name(value: Any) -> str:
 
 def safe_repr(value: Any, length: int = REPR_LENGTH) -> str:
     """`repr`, cut where it is too long."""
-    writing = _Repr(length)
+    writing = BoundedRepr(length)
     try:
         writing.write(value, 0)
-    except _Full:
+    except Full:
         writing.pieces.append(_cut(value))
     except RecursionError:
         writing.pieces.append("…")

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 
@@ -19,7 +18,6 @@ _SPARE = 1000
 _BATCH = 32
 _STEP = 256
 """So many new vectors are made before they are searched and stored, so a large library becomes searchable in steps."""
-_QUERIES = 256
 _FAILED = "searching %s by words only: the embedder failed (%s)"
 
 
@@ -44,7 +42,7 @@ class VectorCache:
     def __getitem__(self, key: bytes) -> bytes:
         return self._rows[key]
 
-    def add(self, keys: Sequence[bytes], vectors: Sequence[Sequence[float]]) -> None:
+    def add(self, keys: Sequence[bytes], vectors: Iterable[Iterable[float]]) -> None:
         """Add new vectors; those that are there stay as they are."""
         for key, vector in zip(keys, pack_vectors(vectors, self._dimensions), strict=True):
             self._rows.setdefault(key, vector)
@@ -97,7 +95,6 @@ class VectorIndex:
         self._cache: VectorCache | None = None
         self._nearest: NearestVectors[str] | None = None
         self._task: asyncio.Task[None] | None = None
-        self._queries: OrderedDict[str, Sequence[float]] = OrderedDict()
 
     @property
     def is_current(self) -> bool:
@@ -132,16 +129,11 @@ class VectorIndex:
         nearest, embedder = self._nearest, self._embedder
         if nearest is None or embedder is None or not query.strip():
             return []
-        vector = self._queries.get(query)
-        if vector is None:
-            try:
-                vector = list(map(float, (await asyncio.to_thread(embedder.embed, [query]))[0]))
-            except Exception as error:  # noqa: BLE001 -- whatever an embedder raises is logged, and search by words goes on
-                self._switch_off(error)
-                return []
-            self._queries[query] = vector
-            while len(self._queries) > _QUERIES:
-                self._queries.popitem(last=False)
+        try:
+            vector = list(map(float, next(iter(await asyncio.to_thread(embedder.embed, [query])))))
+        except Exception as error:  # noqa: BLE001 -- whatever an embedder raises is logged, and search by words goes on
+            self._switch_off(error)
+            return []
         return nearest.find(vector, count, min_cosine)
 
     def _switch_off(self, error: Exception) -> None:

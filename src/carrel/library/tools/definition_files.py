@@ -1,20 +1,17 @@
 """Reads `tools/*.yaml` into definitions and makes their providers; errors name file, line and field."""
 
-import hashlib
 import logging
 import os
 import posixpath
-import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, assert_never
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, assert_never
 
-import orjson
 from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
 
-from carrel.errors import ConfigurationError, MissingExtra, StorageError
+from carrel.errors import ConfigurationError, MissingExtra
 from carrel.library.tools.cli import CliProvider
 from carrel.library.tools.definitions import (
     CliDefinition,
@@ -38,6 +35,10 @@ from carrel.library.tools.tool import ToolProvider
 from carrel.processes import Runner
 from carrel.storage.base import Store
 from carrel.text import did_you_mean
+from carrel.yaml_files import YamlFault, line_of, read_yaml
+
+if TYPE_CHECKING:
+    import yaml
 
 ReadFile = Callable[[str], Awaitable[bytes]]
 """Returns the bytes of a file that a definition names; `FileNotFoundError` when there is none."""
@@ -47,8 +48,6 @@ LONGEST_FILE = 1024 * 1024
 """Bytes of a definition file."""
 
 FieldPath = Sequence[str | int]
-
-_BOOLEAN = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
 
 
 def _kind(value: Any) -> str:
@@ -71,89 +70,34 @@ def adapter() -> TypeAdapter[Any]:
     return TypeAdapter(AnyDefinition)
 
 
+@lru_cache(maxsize=2000)
 def parse_definition(data: bytes, file: str) -> AnyDefinition:
-    """Return the definition in a file; `ConfigurationError` names file, line, field and what was expected."""
+    """Return the definition in a file; `ConfigurationError` names file, line, field and what was expected.
+
+    Cached, because every session of a process reads the same files, and parsing 200 of them takes 80 ms."""
     if len(data) > LONGEST_FILE:
         raise ConfigurationError(f"{file}: the definition has {len(data):,} bytes; at most {LONGEST_FILE:,} are read")
-    fields = _fields(data, file)
+    try:
+        fields, root = read_yaml(data)
+    except YamlFault as fault:
+        raise ConfigurationError(fault.in_file(file)) from None
+    if root is None or not isinstance(fields, dict):
+        found = "nothing" if fields is None else f"a {_type_name(fields)}"
+        raise ConfigurationError(f"{file}: expected fields such as `name:`, found {found}")
     kind = fields.get("type", "cli")
     if kind not in KINDS:
         raise ConfigurationError(
-            f"{file}, line {_line(data, ['type'])}, type: unknown type {kind!r}{did_you_mean(str(kind), KINDS)}"
+            f"{file}, line {line_of(root, ['type'])}, type: unknown type {kind!r}{did_you_mean(str(kind), KINDS)}"
         )
     try:
         definition: AnyDefinition = adapter().validate_python(fields)
     except ValidationError as invalid:
-        messages = [_message(data, file, error) for error in invalid.errors(include_url=False, include_context=False)]
+        messages = [_message(root, file, error) for error in invalid.errors(include_url=False, include_context=False)]
         raise ConfigurationError(";\n".join(messages[:5])) from None
     return definition
 
 
-def _fields(data: bytes, file: str) -> dict[str, Any]:
-    import yaml  # noqa: PLC0415 - slow to import, and parsed definitions are cached
-
-    try:
-        data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigurationError(f"{file}, line {line}: this is not UTF-8 text") from None
-    try:
-        documents = list(yaml.load_all(data, _loader()))
-    except yaml.MarkedYAMLError as error:
-        raise ConfigurationError(f"{file}{_yaml_error(error, data)}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{file}: this is not valid YAML: {error}") from None
-    documents = [document for document in documents if document is not None]
-    if len(documents) != 1:
-        raise ConfigurationError(f"{file}: expected one definition per file, found {len(documents) or 'none'}")
-    fields = documents[0]
-    if not isinstance(fields, dict):
-        raise ConfigurationError(f"{file}: expected fields such as `name:`, found a {_type_name(fields)}")
-    return fields
-
-
-def _yaml_error(error: Any, data: bytes) -> str:
-    """Return the line and the reason of an error of YAML."""
-    mark, reason = error.problem_mark, error.problem or error.context
-    lines = data.decode("utf-8-sig").rstrip().splitlines()
-    if error.context_mark is not None and (mark is None or mark.line >= len(lines)):
-        # The line after the last is of no help.
-        mark, reason = error.context_mark, "the bracket or quote that begins here does not end"
-    elif mark is not None and lines[mark.line][mark.column : mark.column + 1] == "\t":
-        reason = "there is a tab; indent with spaces"
-    return f"{f', line {mark.line + 1}' if mark else ''}: this is not valid YAML: {reason}"
-
-
-@lru_cache(maxsize=1)
-def _loader() -> Any:
-    """Return YAML's safe loader, except that a repeated key is an error, only `true` and `false` are booleans, and no
-    text is a date: a program may be called `yes`."""
-    import yaml  # noqa: PLC0415
-
-    fastest: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-    class Loader(fastest):  # type: ignore[misc]
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            seen: set[str] = set()
-            for key, _ in node.value:
-                if isinstance(key, yaml.ScalarNode) and key.value != "<<":
-                    if key.value in seen:
-                        raise yaml.constructor.ConstructorError(
-                            None, None, f"the key {key.value} is repeated", key.start_mark
-                        )
-                    seen.add(key.value)
-            mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
-            return mapping
-
-    Loader.yaml_implicit_resolvers = {
-        letter: [(tag, pattern) for tag, pattern in known if not tag.endswith((":bool", ":timestamp"))]
-        for letter, known in fastest.yaml_implicit_resolvers.items()
-    }
-    Loader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOLEAN, list("tTfF"))
-    return Loader
-
-
-def _message(data: bytes, file: str, error: Any) -> str:
+def _message(root: "yaml.Node", file: str, error: Any) -> str:
     # The first part of the path is the kind of definition, and some are parts of the models; neither is in the file.
     path = [part for part in error["loc"][1:] if part not in _NOT_IN_FILE]
     message, value = str(error["msg"]), error.get("input")
@@ -173,7 +117,7 @@ def _message(data: bytes, file: str, error: Any) -> str:
             plain = message.removeprefix("Input ").replace("a valid tuple", "a list").replace("a valid string", "text")
             expected = f"{plain}, not {_short(value)}"
     field = ".".join(map(str, path)) or "the definition"
-    return f"{file}, line {_line(data, path)}, {field}: {expected}"
+    return f"{file}, line {line_of(root, path)}, {field}: {expected}"
 
 
 _FIELDS = {
@@ -198,26 +142,6 @@ def _suggestion(path: FieldPath) -> str:
 _NOT_IN_FILE = frozenset(("str", "tuple[constrained-str, ...]", "tuple[str, ...]", "function-before", "[key]"))
 
 
-def _line(data: bytes, path: FieldPath) -> int:
-    """Return the line of a field, or of the nearest one above it; from 1."""
-    import yaml  # noqa: PLC0415
-
-    node: Any = yaml.compose(data, yaml.SafeLoader)
-    line = node.start_mark.line + 1
-    for part in path:
-        if isinstance(node, yaml.MappingNode):
-            found = next(((key, value) for key, value in node.value if key.value == str(part)), None)
-            if found is None:
-                return int(line)
-            line, node = found[0].start_mark.line + 1, found[1]
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            node = node.value[part]
-            line = node.start_mark.line + 1
-        else:
-            return int(line)
-    return int(line)
-
-
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
@@ -230,10 +154,6 @@ def _type_name(value: Any) -> str:
 OnError = Literal["raise", "skip"]
 """What to do about a wrong definition file: raise `ConfigurationError`, or log it and leave it out."""
 
-_CACHE_SIZE = 5000
-_parsed: dict[str, AnyDefinition] = {}
-"""Definitions by the hash of their file, shared by all sessions of this process."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -245,22 +165,13 @@ async def read_definitions(
     A wrong file, or a name that two files define, is a `ConfigurationError`; with `on_error="skip"` it is logged and
     the others are returned."""
     files = [key for key in await store.list(prefix) if key.endswith((".yaml", ".yml"))]
-    contents = {file: data for file, data in zip(files, await store.get_many(files), strict=True) if data is not None}
-    hashes = {file: hashlib.blake2b(data, digest_size=16).hexdigest() for file, data in contents.items()}
-    cache_key = f"library/{prefix}/parsed.json"
-    if not _parsed.keys() >= set(hashes.values()):
-        await _read_cache(store, cache_key)
     found: dict[str, AnyDefinition] = {}
     file_of_name: dict[str, str] = {}
-    has_new = False
-    for file, data in contents.items():
+    for file, data in zip(files, await store.get_many(files), strict=True):
+        if data is None or _is_openapi_document(data):
+            continue
         try:
-            definition = _parsed.get(hashes[file])
-            if definition is None:
-                if _is_openapi_document(data):
-                    continue
-                definition, has_new = parse_definition(data, file), True
-                _add_to_cache(hashes[file], definition)
+            definition = parse_definition(data, file)
             if definition.name in file_of_name:
                 raise ConfigurationError(
                     f"{file}, name: {definition.name} is already defined in {file_of_name[definition.name]}"
@@ -272,42 +183,12 @@ async def read_definitions(
             continue
         file_of_name[definition.name] = file
         found[file] = definition
-    if has_new:
-        await _write_cache(store, cache_key, hashes.values())
     return found
 
 
 def _is_openapi_document(data: bytes) -> bool:
     """Whether a file is what a definition with `type: openapi` names, and no definition itself."""
     return any(line.startswith((b"openapi:", b"swagger:", b'"openapi"')) for line in data[:20_000].splitlines())
-
-
-def _add_to_cache(key: str, definition: AnyDefinition) -> None:
-    while len(_parsed) >= _CACHE_SIZE:
-        _parsed.pop(next(iter(_parsed)))
-    _parsed[key] = definition
-
-
-async def _read_cache(store: Store, cache_key: str) -> None:
-    """Read the definitions that another process has parsed; thirty times faster than parsing YAML."""
-    try:
-        data = await store.get(cache_key)
-        cached: Any = orjson.loads(data) if data else {}
-        for key, fields in cached.items() if isinstance(cached, dict) else ():
-            if key not in _parsed:
-                _add_to_cache(str(key), adapter().validate_python(fields))
-    except (StorageError, ValidationError, orjson.JSONDecodeError) as error:
-        logger.debug("the cache of parsed tool definitions cannot be read, so they are parsed again: %s", error)
-
-
-async def _write_cache(store: Store, cache_key: str, hashes: Iterable[str]) -> None:
-    cached = {
-        key: _parsed[key].model_dump(mode="json", by_alias=True, exclude_unset=True) for key in hashes if key in _parsed
-    }
-    try:
-        await store.put(cache_key, orjson.dumps(cached))
-    except StorageError as error:
-        logger.debug("the cache of parsed tool definitions cannot be written: %s", error)
 
 
 class FileChanges(NamedTuple):

@@ -13,7 +13,7 @@ from carrel.errors import ToolCallError, ToolTimeoutError
 from carrel.library.names import python_names, with_python_names
 from carrel.library.tools.definitions import McpDefinition
 from carrel.library.tools.mcp_connection import McpConnection
-from carrel.library.tools.schema_types import LONGEST_NAME, SizeBudget, bounded_schema, truncate
+from carrel.library.tools.schema_types import LONGEST_NAME, WorkBudget, bounded_schema, truncate
 from carrel.library.tools.secrets import Secrets
 from carrel.library.tools.tool import Tool
 from carrel.processes import OnOutput, run_in_thread
@@ -96,6 +96,8 @@ def _bytes(data: Any) -> bytes:
 
 MOST_PAGES = 200
 MOST_TOOLS = 2000
+_MOST_SCHEMA_PARTS = 200_000
+"""Parts of the schemas of all tools of a server together."""
 LONGEST_ERROR = 4000
 """Characters of a server's error in the message of ours."""
 CLOSED, UNKNOWN_SESSION = -32000, "Session terminated"
@@ -166,7 +168,7 @@ class McpProvider:
         return self._tools
 
     def _make_tools(self, listed: Sequence[Any]) -> tuple[list[Tool], dict[str, RemoteToolName]]:
-        definition, budget = self._definition, SizeBudget()
+        definition, budget = self._definition, WorkBudget(_MOST_SCHEMA_PARTS)
         entries = [tool.model_dump(mode="json", by_alias=True, exclude_unset=True) for tool in listed[:MOST_TOOLS]]
         by_name = {str(entry["name"]): entry for entry in entries if len(str(entry["name"])) <= LONGEST_NAME}
         tools, names = [], {}

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 from urllib.parse import urlsplit
 
 from carrel.errors import ConfigurationError, ToolCallError
+from carrel.guest.processes import MARK, kill_marked
 from carrel.library.tools.definitions import McpDefinition
 from carrel.library.tools.secrets import Secrets, redacted_http_logs
-from carrel.processes import MARK, BoundedBytes, child_environment, kill_marked_processes, last_lines, run_in_thread
+from carrel.processes import BoundedOutput, child_environment, last_lines, run_in_thread
 from carrel.version import __version__
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class McpConnection:
             self._close_soon("it ended")
             if self._definition.transport == "stdio":
                 # The SDK leaves the processes that a server has started when it exits by itself.
-                await run_in_thread(lambda: kill_marked_processes(self._mark))
+                await run_in_thread(lambda: kill_marked(self._mark))
             if self._stderr is not None:
                 self._stderr.close()
             if not self._client.done():
@@ -241,7 +242,7 @@ class StderrPipe:
     def __init__(self) -> None:
         self._reader, write_end = os.pipe()
         self.writer: TextIO = os.fdopen(write_end, "w")
-        self._output = BoundedBytes(2 * KEPT_STDERR)
+        self._output = BoundedOutput(2 * KEPT_STDERR)
         os.set_blocking(self._reader, False)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._reader, self._read_available)

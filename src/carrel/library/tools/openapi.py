@@ -20,6 +20,7 @@ from carrel.library.tools.secrets import Secrets
 from carrel.library.tools.tool import Tool
 from carrel.processes import OnOutput, run_in_thread
 from carrel.text import did_you_mean
+from carrel.yaml_files import YamlFault, read_yaml
 
 METHODS = ("get", "head", "post", "put", "patch", "delete", "options", "query")
 _NEVER = frozenset(("accept", "content-type", "authorization"))
@@ -455,10 +456,7 @@ def parse_json_or_yaml(data: bytes) -> Any:
     except (ValueError, RecursionError) as error:
         if data.lstrip()[:1] == b"{":
             raise ConfigurationError(f"it is not valid JSON: {error}") from None
-    import yaml  # noqa: PLC0415 -- slow to import
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return yaml.load(data, loader)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigurationError(f"it is neither JSON nor YAML: {error}") from None
+        return read_yaml(data, unique_keys=False)[0]
+    except YamlFault as fault:
+        raise ConfigurationError(f"it is neither JSON nor YAML: {fault.in_file('document')}") from None

@@ -18,7 +18,7 @@ ANY = "Any"
 
 
 class WorkBudget:
-    """How many parts of schemas may still be read: with references, a small schema can be a type of endless size."""
+    """How many parts of schemas may still be read or copied: with references, a small schema can be of endless size."""
 
     def __init__(self, left: int = 30_000) -> None:
         self.left = left
@@ -36,7 +36,7 @@ def python_type(
 ) -> str:
     """Return a schema as a Python type of about `longest` characters at most; deep objects are shown as `dict`.
 
-    `whole`: the schema in which references are resolve; `work`: a budget that several types share."""
+    `whole`: the schema in which references are resolved; `work`: a budget that several types share."""
     return type_and_depth(schema, whole, longest, work)[0]
 
 
@@ -91,7 +91,7 @@ def _type(schema: Any, whole: Mapping[str, Any], depth: int, seen: tuple[str, ..
 def resolve(
     schema: Mapping[str, Any], whole: Mapping[str, Any], seen: tuple[str, ...] = (), work: WorkBudget | None = None
 ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Return a schema with its `$ref` resolve and its `allOf` merged; an endless one becomes an object."""
+    """Return a schema with its `$ref` resolved and its `allOf` merged; an endless one becomes an object."""
     work = work or WorkBudget()
     reference = schema.get("$ref")
     if isinstance(reference, str):
@@ -178,25 +178,14 @@ _NAMED = frozenset(("properties", "$defs", "definitions", "dependentSchemas"))
 _DATA = frozenset(("default", "enum", "const"))
 
 
-class SizeBudget:
-    """How many parts of schemas may still be copied; shared by all schemas of a server."""
-
-    def __init__(self, left: int = 200_000) -> None:
-        self.left = left
-
-
-def bounded_schema(schema: Any, budget: SizeBudget) -> Any:
-    """Return a copy without what is too deep or beyond the budget, and with shortened texts."""
-    return _schema(schema, budget, 0)
-
-
-def _schema(value: Any, budget: SizeBudget, depth: int) -> Any:
-    budget.left -= 1
+def bounded_schema(value: Any, budget: WorkBudget, depth: int = 0) -> Any:
+    """Return a copy of a schema without what is too deep or beyond the budget, and with shortened texts."""
+    fits = budget.spend() and depth <= DEEPEST
     if isinstance(value, list):
-        return [_schema(item, budget, depth + 1) for item in value] if _fits(budget, depth) else []
+        return [bounded_schema(item, budget, depth + 1) for item in value] if fits else []
     if not isinstance(value, Mapping):
         return value
-    if not _fits(budget, depth):
+    if not fits:
         return {}
     copy: dict[str, Any] = {}
     for name, item in value.items():
@@ -205,20 +194,16 @@ def _schema(value: Any, budget: SizeBudget, depth: int) -> Any:
         if name in _NAMED and isinstance(item, Mapping):
             # The keys are names here, also `description` or `pattern`.
             named = {inner: one for inner, one in item.items() if len(inner) <= LONGEST_NAME}
-            copy[name] = {inner: _schema(one, budget, depth + 2) for inner, one in named.items()}
+            copy[name] = {inner: bounded_schema(one, budget, depth + 2) for inner, one in named.items()}
         elif name in _DATA:
             if len(str(item)) <= LONGEST_TEXT or name == "enum":
                 copy[name] = item
         else:
-            copy[name] = truncate(item) if isinstance(item, str) else _schema(item, budget, depth + 1)
+            copy[name] = truncate(item) if isinstance(item, str) else bounded_schema(item, budget, depth + 1)
     if "patternProperties" in value:
         # Some other names are allowed; which ones was in the patterns.
         copy["additionalProperties"] = True
     return copy
-
-
-def _fits(budget: SizeBudget, depth: int) -> bool:
-    return budget.left >= 0 and depth <= DEEPEST
 
 
 def truncate(text: str) -> str:

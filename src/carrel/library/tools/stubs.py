@@ -66,23 +66,13 @@ def signature_of(tool: Tool, longest_type: int = LONGEST_TYPE) -> str:
     return _signature(tool, [(one.name, one.with_type, "") for one in parameters], longest_type)
 
 
-def stub(tool: Tool, name: str, docs: Docs = "all") -> str:
-    """Return one function. Descriptions of parameters are comments, those of their parts are in the docstring."""
-    return _ToolStub(tool).text(name, docs)
-
-
-def group_stub(name: str, tools: Sequence[tuple[Tool, Docs]]) -> str:
-    """Return all tools of a group: a function if there is only one with the group's name, else a class."""
-    return _group_stub(name, [(_ToolStub(tool), docs) for tool, docs in tools])
-
-
 def describe(tools: Sequence[Tool], limit: int = 8000, ranked: Sequence[str] = (), docs: Docs = "all") -> str:
     """Return a page of at most `limit` characters. `ranked`: the names that match a task, the best first.
 
     Those are shown first and with all docs; the others with a line, only their parameters, or only their names, as many
     as fit. The last line counts the rest."""
     order = {name: rank for rank, name in enumerate(ranked)}
-    wanted = sorted(map(_ToolStub, _round_robin(tools)), key=lambda one: order.get(one.tool.name, math.inf))
+    wanted = sorted(map(ToolStub, _round_robin(tools)), key=lambda one: order.get(one.tool.name, math.inf))
     page = _Page(limit - len(_HEAD) - len(_rest(len(tools), len(tools))))
     page.show([one for one in wanted if one.tool.name in order][:_MOST_RANKED], docs, page.available // 2)
     # The names of all are useful, but less so than the docs of the best.
@@ -106,7 +96,7 @@ class _Page:
         self.levels: dict[str, Docs] = {}
         self._sizes: dict[str, int] = {}
 
-    def show(self, tools: Sequence["_ToolStub"], level: Docs, available: int) -> None:
+    def show(self, tools: Sequence["ToolStub"], level: Docs, available: int) -> None:
         """Show as many tools as fit, in order; those that are shown with more docs stay as they are."""
         available = min(available, self.available)
         for one in tools:
@@ -141,15 +131,16 @@ def _round_robin(tools: Sequence[Tool]) -> list[Tool]:
     return [tool for _, tool in sorted(rounds, key=lambda one: one[0])]
 
 
-def _page_text(tools: Sequence["_ToolStub"], levels: Mapping[str, Docs], of: int) -> str:
-    groups: dict[str, list[tuple[_ToolStub, Docs]]] = {}
+def _page_text(tools: Sequence["ToolStub"], levels: Mapping[str, Docs], of: int) -> str:
+    groups: dict[str, list[tuple[ToolStub, Docs]]] = {}
     for one in tools:
         groups.setdefault(one.tool.name.partition(".")[0], []).append((one, levels[one.tool.name]))
-    stubs = [_group_stub(name, members) for name, members in groups.items()]
+    stubs = [group_stub(name, members) for name, members in groups.items()]
     return _HEAD + "\n".join(stubs) + "\n" + _rest(of - len(tools), of)
 
 
-def _group_stub(name: str, tools: Sequence[tuple["_ToolStub", Docs]]) -> str:
+def group_stub(name: str, tools: Sequence[tuple["ToolStub", Docs]]) -> str:
+    """Return all tools of a group: a function if there is only one with the group's name, else a class."""
     [(first, docs), *more] = tools
     if not more and first.tool.name == name:
         return f"# {name}" if docs == "name" else first.text(name, docs)
@@ -184,7 +175,7 @@ class _StubParameter:
         return f"{self.name}={self.default}" if self.is_inferred else self.with_type
 
 
-class _ToolStub:
+class ToolStub:
     """A tool, with what all its forms have in common."""
 
     def __init__(self, tool: Tool) -> None:
@@ -215,6 +206,7 @@ class _ToolStub:
         return len(self.text(self.name_in_group(self.tool.name), docs)) + 3
 
     def text(self, name: str, docs: Docs) -> str:
+        """Return one function. Descriptions of parameters are comments, those of their parts are in the docstring."""
         longest_type = LONGEST_TYPE if docs == "all" else _SHORT_TYPE
         if longest_type not in self._parameters:
             self._parameters[longest_type] = _parameters(self.tool, longest_type)

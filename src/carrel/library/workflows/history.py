@@ -2,23 +2,21 @@
 
 import asyncio
 import logging
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
 import orjson
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from carrel.errors import KeyMissing, StorageError
 from carrel.library.workflows.source import without_description
 from carrel.storage.base import MISSING, Store
 
-_HEAD = re.compile(rb'\{"name":("[^"]*"),"digest":"(\w*)"')
-"""How each record begins; the rest, with the source, is parsed only where it is needed."""
+_RECORD_FIELDS = {"name", "digest", "at", "change", "text"}
 _LONGEST_ERROR = 2000
 _LONGEST_CALL = 365 * 86400.0
 """Seconds; a longer duration that the sandbox reports is not true."""
-_MOST = 2**53
 _logger = logging.getLogger("carrel.library")
 
 
@@ -72,15 +70,10 @@ class WorkflowHistory:
     async def versions(self, name: str) -> list[dict[str, Any]]:
         """Return the versions of a workflow, the oldest first."""
         found: list[dict[str, Any]] = []
-        start = b'{"name":' + orjson.dumps(name) + b","
         async for block in self._store.read(self._key):
-            for record in block.records:
-                if not record.startswith(start):
-                    continue
-                try:
-                    found.append(_from_record(len(found) + 1, orjson.loads(record)))
-                except (ValueError, KeyError) as error:
-                    _logger.warning("%s: a version of %s cannot be read: %s", self._key, name, error)
+            for record in self._parse(block.records):
+                if record["name"] == name:
+                    found.append(_from_record(len(found) + 1, record))
         return found
 
     async def _append(self, records: Sequence[bytes]) -> bool:
@@ -92,11 +85,19 @@ class WorkflowHistory:
 
     async def _read_new(self) -> None:
         async for block in self._store.read(self._key, self._read_to + 1):
-            for record in block.records:
-                found = _HEAD.match(record)
-                if found is not None:
-                    self._newest[orjson.loads(found[1])] = found[2].decode()
+            self._newest |= {record["name"]: record["digest"] for record in self._parse(block.records)}
             self._read_to = block.last_seq
+
+    def _parse(self, records: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+        for data in records:
+            try:
+                record = orjson.loads(data)
+            except ValueError:
+                record = None
+            if isinstance(record, dict) and record.keys() >= _RECORD_FIELDS:
+                yield record
+            else:
+                _logger.warning("%s: a version cannot be read: %.100r", self._key, data)
 
 
 def _to_record(version: Version, change: str, at: str) -> bytes:
@@ -116,8 +117,29 @@ def _from_record(number: int, record: dict[str, Any]) -> dict[str, Any]:
     return {**version, "files": str(record["files"])} if record.get("files") else version
 
 
-def _no_calls() -> dict[str, Any]:
-    return {"calls": 0, "failures": 0, "seconds": 0.0, "last_used": None, "last_error": None}
+class Calls(BaseModel):
+    """How often a workflow was called."""
+
+    model_config = ConfigDict(allow_inf_nan=False, defer_build=True)
+
+    calls: int = Field(default=0, ge=0)
+    failures: int = Field(default=0, ge=0)
+    seconds: float = Field(default=0.0, ge=0)
+    last_used: str | None = None
+    last_error: dict[str, str] | None = None
+
+    def plus(self, new: "Calls") -> "Calls":
+        """Return the sum of these and newer calls."""
+        return Calls(
+            calls=self.calls + new.calls,
+            failures=self.failures + new.failures,
+            seconds=round(self.seconds + new.seconds, 6),
+            last_used=new.last_used,
+            last_error=new.last_error or self.last_error,
+        )
+
+
+_BY_NAME = TypeAdapter(dict[str, Calls])
 
 
 class CallCounts:
@@ -127,27 +149,26 @@ class CallCounts:
         self._store = store
         self._key = key
         self._now = now
-        self._unsaved: dict[str, dict[str, Any]] = {}
+        self._unsaved: dict[str, Calls] = {}
         self._saving: asyncio.Task[None] | None = None
 
     def count(self, name: str, *, calls: int = 0, seconds: float = 0.0, error: str | None = None) -> None:
         """Count a call, or the end of one; saved in the background."""
         at = self._now().isoformat(timespec="milliseconds")
-        counts = self._unsaved.setdefault(name, _no_calls())
-        counts["calls"] += calls
-        counts["seconds"] += min(float(seconds), _LONGEST_CALL) if seconds > 0 else 0.0  # NaN is not > 0
-        counts["last_used"] = at
+        new = Calls(calls=calls, last_used=at)
+        if seconds > 0:  # NaN is not
+            new.seconds = min(float(seconds), _LONGEST_CALL)
         if error is not None:
-            counts["failures"] += 1
             message = error[:_LONGEST_ERROR].encode("utf-8", "replace").decode("utf-8")
-            counts["last_error"] = {"at": at, "message": message}
+            new.failures, new.last_error = 1, {"at": at, "message": message}
+        self._unsaved[name] = self._unsaved.get(name, Calls()).plus(new)
         if self._saving is None or self._saving.done():
             self._saving = asyncio.get_running_loop().create_task(self._save())
 
     async def get(self, name: str) -> dict[str, Any]:
         """Return the counts of a workflow."""
         await self.wait_until_saved()
-        return (await self._read()).get(name) or _no_calls()
+        return (await self._read()).get(name, Calls()).model_dump()
 
     async def wait_until_saved(self) -> None:
         """Wait until all counts are in the store."""
@@ -161,44 +182,16 @@ class CallCounts:
                 while True:
                     stamp = await self._store.stamp(self._key)
                     saved = await self._read()
-                    for name, counts in unsaved.items():
-                        saved[name] = _sum(saved.get(name) or _no_calls(), counts)
-                    data = orjson.dumps(saved, option=orjson.OPT_INDENT_2)
-                    if await self._store.put(self._key, data, expect=stamp or MISSING):
+                    saved |= {name: saved.get(name, Calls()).plus(new) for name, new in unsaved.items()}
+                    if await self._store.put(self._key, _BY_NAME.dump_json(saved, indent=2), expect=stamp or MISSING):
                         break
             except StorageError as error:
                 _logger.warning("calls of %s were not counted: %s", ", ".join(sorted(unsaved)), error)
 
-    async def _read(self) -> dict[str, dict[str, Any]]:
+    async def _read(self) -> dict[str, Calls]:
         data = await self._store.get(self._key)
         try:
-            saved = orjson.loads(data) if data else {}
-        except ValueError as error:
-            _logger.warning("%s cannot be read (%s); counting starts again", self._key, error)
+            return _BY_NAME.validate_json(data) if data else {}
+        except ValidationError:
+            _logger.warning("%s is damaged; counting starts again", self._key)
             return {}
-        if not isinstance(saved, dict):
-            _logger.warning("%s cannot be read (it is not an object); counting starts again", self._key)
-            return {}
-        return {name: _valid_counts(counts) for name, counts in saved.items()}
-
-
-def _valid_counts(counts: Any) -> dict[str, Any]:
-    """Return counts as they were saved, without values of a wrong type."""
-    valid = _no_calls()
-    if not isinstance(counts, dict):
-        return valid
-    for name in ("calls", "failures", "seconds"):
-        if isinstance(counts.get(name), (int, float)) and not isinstance(counts[name], bool):
-            number = min(max(counts[name], 0), _MOST)
-            valid[name] = number if name == "seconds" else int(number)
-    if isinstance(counts.get("last_used"), str):
-        valid["last_used"] = counts["last_used"]
-    if isinstance(counts.get("last_error"), dict):
-        valid["last_error"] = counts["last_error"]
-    return valid
-
-
-def _sum(saved: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    total = {name: saved[name] + new[name] for name in ("calls", "failures", "seconds")}
-    total["seconds"] = round(total["seconds"], 6)
-    return {**total, "last_used": new["last_used"], "last_error": new["last_error"] or saved["last_error"]}

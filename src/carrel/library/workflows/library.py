@@ -60,7 +60,7 @@ class WorkflowLibrary:
         self._store = store
         self._prefix = prefix
         self._folder = f"library/{prefix}"
-        self._files = WorkflowIndex(store, (prefix, *also), f"{self._folder}/outline.json")
+        self._files = WorkflowIndex(store, (prefix, *also))
         self._history = WorkflowHistory(store, f"{self._folder}/history.jsonl", now)
         self._counts = CallCounts(store, f"{self._folder}/usage.json", now)
         self._search = index if index is not None else LibrarySearch(store, f"search/{prefix}")
@@ -256,9 +256,8 @@ class WorkflowLibrary:
             self.ended(file.name, seconds if isinstance(seconds, (int, float)) else 0.0, error)
 
     async def close(self) -> None:
-        """Save what the next process can use; the library can still be used afterwards."""
+        """Save the counts of calls; the library can still be used afterwards."""
         await self._counts.wait_until_saved()
-        await self._files.save()
         await self._search.close()
 
     # --- finding ----------------------------------------------------------------------------------------------------

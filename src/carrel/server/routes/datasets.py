@@ -20,6 +20,7 @@ from carrel.wire.answers import (
     ApprovalStatus,
     DatasetInfo,
     Health,
+    NodeList,
     SampleInfo,
     SampleList,
 )
@@ -31,15 +32,24 @@ _GZIP = {"content": {"application/gzip": {"schema": {"type": "string", "format":
 
 
 @open_routes.get("/health", tags=["server"])
-async def get_health() -> Health:
+async def get_health(manager: ManagerDep) -> Health:
     """The state of the server; the only route that needs no key."""
-    return Health(service="carrel", status="healthy", timestamp=now().isoformat(), version=__version__)
+    status = "healthy" if manager.node is None or manager.node.state == "ready" else manager.node.state
+    return Health(service="carrel", status=status, timestamp=now().isoformat(), version=__version__)
 
 
 @router.get("/metrics", tags=["server"], response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def get_metrics(metrics: MetricsDep) -> Response:
     """Numbers about the server in the format of Prometheus."""
     return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get("/nodes", tags=["server"])
+async def get_nodes(manager: ManagerDep) -> NodeList:
+    """The nodes of the cluster; a server that is not part of one lists itself."""
+    if manager.node is None:
+        return NodeList(nodes=[manager.info("")])
+    return NodeList(nodes=manager.node.nodes())
 
 
 @router.get("/datasets", tags=["datasets"])

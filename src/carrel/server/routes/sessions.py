@@ -24,8 +24,8 @@ from carrel.server.dependencies import (
     with_duration,
 )
 from carrel.server.event_stream import session_stream
+from carrel.server.hosted_session import checkpoint_record
 from carrel.server.records import now
-from carrel.server.session_manager import checkpoint_record
 from carrel.text import json_bytes
 from carrel.wire.answers import (
     CheckpointList,
@@ -104,7 +104,9 @@ async def extend_session(manager: ManagerDep, user: UserDep, session_id: str, re
 
 @router.delete("/sessions/{session_id}", tags=["sessions"])
 async def close_session(manager: ManagerDep, user: UserDep, session_id: str) -> SessionClosed:
-    """End a session: no process and no file of its workspace remains. Its records, diff and trace stay."""
+    """End a session: no process and no file of its workspace remains. Its records, diff and trace stay.
+
+    A durable session is paused; deleted once more, its files and variables are removed."""
     record = await manager.close(user, session_id)
     return SessionClosed(message=f"the session is {record.status}", duration_seconds=record.duration_seconds or 0.0)
 
@@ -121,6 +123,19 @@ async def fork_session(
     """Create a session with the same variables, files and conversation; from then on they are apart."""
     fork = await manager.fork(user, session_id, request or ForkSession(), request_id)
     return with_duration(await manager.wait_ready(user, fork.session_id, MAX_WAIT if wait is None else wait))
+
+
+@router.post("/sessions/{session_id}/pause", tags=["sessions"])
+async def pause_session(manager: ManagerDep, user: UserDep, session_id: str) -> SessionRecord:
+    """Save and close a durable session: running code and commands end, and its lifecycle is `paused`."""
+    return with_duration(await manager.pause(user, session_id))
+
+
+@router.post("/sessions/{session_id}/resume", tags=["sessions"])
+async def resume_session(manager: ManagerDep, user: UserDep, wait: WaitDep, session_id: str) -> SessionRecord:
+    """Open a paused session again, with its conversation, files and variables."""
+    record = await manager.resume(user, session_id)
+    return with_duration(await manager.wait_ready(user, record.session_id, MAX_WAIT if wait is None else wait))
 
 
 # --- checkpoints ----------------------------------------------------------------------------------------------------

@@ -45,6 +45,8 @@ from carrel.wire.requests import ReplaceText, RunCode, RunCommand
 router = APIRouter(dependencies=[Depends(bearer)], responses=PROBLEMS, route_class=JsonRoute)
 _EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {EVENT_STREAM: {}}}}
 _BINARY = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+_POINT = "An entry number, a checkpoint id, a label, `start` or `now`."
+AtDep = Annotated[str | None, Query(description=_POINT, max_length=500)]
 _OLD_CLIENTS = ("0.1.", "0.2.", "0.3.")
 """Versions of the codeset client that expect a command's output in the answer to it."""
 
@@ -126,8 +128,15 @@ async def interrupt(manager: ManagerDep, user: UserDep, session_id: str) -> Inte
 
 
 @router.get("/sessions/{session_id}/variables", tags=["code"])
-async def get_variables(manager: ManagerDep, user: UserDep, session_id: str) -> VariableList:
-    """The variables of the session's Python, by name; after code that is running."""
+async def get_variables(manager: ManagerDep, user: UserDep, session_id: str, at: AtDep = None) -> VariableList:
+    """The variables of the session's Python, by name; after code that is running. With `at`, as they were recorded."""
+    if at is not None:
+        state = await manager.state(user, session_id, at)
+        recorded = [
+            VariableRecord(name=name, type=each.type, size=each.size, preview=each.preview)
+            for name, each in state.variables.items()
+        ]
+        return VariableList(variables=escape_surrogates(recorded))
     found = await (await manager.hosted(user, session_id)).workspace().session.variables()
     return VariableList(variables=[VariableRecord(**escape_surrogates(asdict(variable))) for variable in found])
 
@@ -136,19 +145,27 @@ async def get_variables(manager: ManagerDep, user: UserDep, session_id: str) -> 
 
 
 @router.get("/sessions/{session_id}/files", tags=["files"])
-async def get_workspace(manager: ManagerDep, user: UserDep, session_id: str) -> FolderListing:
-    """The entries of the workspace."""
+async def get_workspace(manager: ManagerDep, user: UserDep, session_id: str, at: AtDep = None) -> FolderListing:
+    """The entries of the workspace; with `at`, those that had been changed there."""
+    if at is not None:
+        found = await manager.recorded_file(user, session_id, ".", at)
+        return FolderListing(entries=found if isinstance(found, list) else [])
     return _listing(await (await manager.hosted(user, session_id)).executor().list_files("."))
 
 
 @router.get(
     "/sessions/{session_id}/files/{path:path}", tags=["files"], response_model=FolderListing, responses={200: _BINARY}
 )
-async def get_file(manager: ManagerDep, user: UserDep, session_id: str, path: FilePathDep) -> Any:
+async def get_file(manager: ManagerDep, user: UserDep, session_id: str, path: FilePathDep, at: AtDep = None) -> Any:
     """The bytes of a file, or the entries of a folder; a path that ends with `/` is a folder's.
 
     A name that is not UTF-8 is written as in listings (`%FF.txt`). A path that begins with `/` (written `//`) is not
-    relative to the workspace."""
+    relative to the workspace. With `at`, it is a text as it was recorded, or the changed entries of a folder."""
+    if at is not None:
+        found = await manager.recorded_file(user, session_id, path, at)
+        if isinstance(found, bytes):
+            return Response(found, media_type="application/octet-stream")
+        return FolderListing(entries=found)
     executor = (await manager.hosted(user, session_id)).executor()
     with _refuse_invalid(path):
         if path.endswith("/"):
@@ -200,6 +217,16 @@ async def replace_text(manager: ManagerDep, user: UserDep, session_id: str, requ
 
 
 @router.get("/sessions/{session_id}/diff", tags=["files"])
-async def get_diff(manager: ManagerDep, user: UserDep, session_id: str) -> WorkspaceDiff:
-    """The changes of the workspace since the start; of a session that has ended, until its end."""
+async def get_diff(
+    manager: ManagerDep,
+    user: UserDep,
+    session_id: str,
+    at: AtDep = None,
+    first: Annotated[str | None, Query(alias="from", description=f"{_POINT} Default: start", max_length=500)] = None,
+) -> WorkspaceDiff:
+    """The changes of the workspace since the start; of a session that has ended, until its end.
+
+    With `at` or `from`, by what was recorded at these points."""
+    if at is not None or first is not None:
+        return await manager.recorded_diff(user, session_id, first or "start", at or "now")
     return await manager.diff(user, session_id)

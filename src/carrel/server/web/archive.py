@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from carrel.conversation.messages import SessionMeta
 from carrel.conversation.replay import Numbered
@@ -15,9 +16,20 @@ from carrel.conversation.session_state import is_id
 from carrel.errors import ResultsRefused, SessionNotFound
 from carrel.server.records import RecordStore
 from carrel.server.session_manager import SessionManager
-from carrel.session import StorageBackend
+from carrel.session import (
+    Point,
+    RecordedDiff,
+    RecordedState,
+    StorageBackend,
+    compare_files,
+    find_point,
+    read_state,
+    read_text,
+    recorded_checkpoints,
+    store_of,
+)
 from carrel.tasks import RunFolder, RunInfo, TaskResult
-from carrel.wire.answers import SessionRecord, TraceRecord, WorkspaceDiff
+from carrel.wire.answers import SessionRecord, SessionStatus, TraceRecord, WorkspaceDiff
 from carrel.wire.verification import Job
 
 PAGE_SIZE = 100
@@ -42,6 +54,9 @@ class SessionRow:
     messages: int | None = None
     tokens: int | None = None
     parent: str = ""
+    outcome: str = ""
+    """Of the last verification."""
+    tags: Sequence[str] = ()
     found: str = ""
     """The part of the conversation that a search has found, and the number of its entry."""
     found_seq: int = 0
@@ -86,25 +101,55 @@ class Window:
         return self.entries[-1][0] if self.entries else 0
 
 
+@dataclass(frozen=True)
+class SessionPage:
+    """A page of the list."""
+
+    rows: list[SessionRow]
+    has_more: bool
+    counts: Mapping[str, Mapping[str, int]]
+    """For each filter, how many sessions each of its values has, in all of the list."""
+
+
 class Archive:
     """The sessions in one storage. With `manager`, also what only a running server knows."""
 
     def __init__(self, storage: StorageBackend, manager: SessionManager | None = None) -> None:
+        self.storage = storage
         self.conversations = storage.get_session_store()
         self.records = manager.records if manager is not None else RecordStore(storage.store)
         self.manager = manager
 
-    async def sessions(self, user: str | None, number: int) -> tuple[list[SessionRow], bool]:
-        """Return a page of the list, newest first, and whether there is another one. None is for all users."""
-        if user is None:
-            metas = [*await self.conversations.list_sessions(), *await self.conversations.traces()]
-            metas.sort(key=lambda meta: str(meta.get("updated_at")), reverse=True)
-            shown = await self.conversations.counted(metas[(number - 1) * PAGE_SIZE : number * PAGE_SIZE])
-            rows = [_row(meta["id"], meta, await self.records.get_session(meta["id"])) for meta in shown]
-            return rows, number * PAGE_SIZE < len(metas)
-        found = await self.records.list_sessions(user, None, page=number, page_size=PAGE_SIZE, cursor=None)
-        rows = [_row(each.session_id, await self._meta(each.session_id), each) for each in found.sessions]
-        return rows, found.has_more
+    async def sessions(self, user: str | None, number: int, only: Mapping[str, str]) -> SessionPage:
+        """Return a page of the list, newest first. None is for all users. `only` are the filters: by name, a value."""
+        if user is not None:
+            status: Any = only.get("state") or None
+            found = await self.records.list_sessions(user, status, page=number, page_size=PAGE_SIZE, cursor=None)
+            rows = [await self._row_of(each, await self._meta(each.session_id)) for each in found.sessions]
+            return SessionPage(rows, found.has_more, {"state": await self._states_of(user)})
+        metas = [*await self.conversations.list_sessions(), *await self.conversations.traces()]
+        kept = metas
+        if only:
+            kept = [meta for meta in metas if all(value in _facets(meta).get(key, ()) for key, value in only.items())]
+        kept.sort(key=lambda meta: str(meta.get("updated_at")), reverse=True)
+        shown = await self.conversations.counted(kept[(number - 1) * PAGE_SIZE : number * PAGE_SIZE])
+        records = await self.records.get_sessions([meta["id"] for meta in shown])
+        rows = [await self._row_of(records.get(meta["id"]), meta) for meta in shown]
+        return SessionPage(rows, number * PAGE_SIZE < len(kept), count_facets(metas))
+
+    async def _states_of(self, user: str) -> dict[str, int]:
+        counts = {}
+        for status in get_args(SessionStatus):
+            found = await self.records.list_sessions(user, status, page=1, page_size=1, cursor=None)
+            counts[status] = found.total_count
+        return {status: count for status, count in counts.items() if count}
+
+    async def _row_of(self, record: SessionRecord | None, meta: Mapping[str, Any]) -> SessionRow:
+        row = _row(record.session_id if record is not None else meta["id"], meta, record)
+        if record is None or not record.dataset:
+            return row
+        jobs = [each for each in await self.records.operations(record.session_id) if isinstance(each, Job)]
+        return replace(row, outcome=str(jobs[-1].outcome or jobs[-1].status)) if jobs else row
 
     async def search(self, user: str | None, words: str) -> list[SessionRow]:
         """Return the sessions whose conversation has these words or this meaning."""
@@ -113,7 +158,7 @@ class Archive:
             record = await self.records.get_session(hit.session_id)
             if user is None or (record is not None and record.user_id == user):
                 row = _row(hit.session_id, await self._meta(hit.session_id), record)
-                rows.append(SessionRow(**{**vars(row), "found": hit.snippet, "found_seq": hit.seq or 0}))
+                rows.append(replace(row, found=hit.snippet, found_seq=hit.seq or 0))
         return rows
 
     async def session(self, user: str | None, session_id: str) -> SessionView:
@@ -176,13 +221,19 @@ class Archive:
         for meta in sorted(metas.values(), key=lambda meta: str(meta.get("created_at"))):
             children.setdefault(str(meta.get("parent_session_id")), []).append(meta)
         found: list[tuple[int, SessionRow]] = []
-        waiting = [(0, metas.get(root, {"id": root}))]
+        nodes: list[tuple[int, Mapping[str, Any]]] = []
+        waiting: list[tuple[int, Mapping[str, Any]]] = [(0, metas.get(root, {"id": root}))]
         while waiting:
-            depth, meta = waiting.pop()
-            record = await self.records.get_session(meta["id"])
+            depth, node = waiting.pop()
+            nodes.append((depth, node))
+            waiting += [(depth + 1, child) for child in reversed(children.pop(node["id"], []))]
+        records = await self.records.get_sessions([meta["id"] for _, meta in nodes])
+        for depth, node in nodes:
+            record = records.get(node["id"])
             if user is None or (record is not None and record.user_id == user):
-                found.append((depth, _row(meta["id"], meta, record)))
-            waiting += [(depth + 1, child) for child in reversed(children.pop(meta["id"], []))]
+                # The verdict is in the log of each session, so it is read for families of usual size only.
+                row = await self._row_of(record, node) if len(nodes) <= PAGE_SIZE else _row(node["id"], node, record)
+                found.append((depth, row))
         return found
 
     async def trace(self, user: str | None, session_id: str) -> list[tuple[int, TraceRecord]]:
@@ -203,10 +254,31 @@ class Archive:
         return found
 
     async def diff(self, user: str | None, view: SessionView) -> WorkspaceDiff | None:
-        """Return what the session has changed; None if it was not kept."""
+        """Return what the session has changed; None if neither that was kept nor its files were recorded."""
         if self.manager is not None and user is not None and view.record is not None and view.record.is_live:
             return await self.manager.diff(user, view.id)
         return await self.records.get_diff(view.id)
+
+    # --- points -----------------------------------------------------------------------------------------------------
+
+    async def state(self, user: str | None, session_id: str, at: str) -> tuple[Point, RecordedState]:
+        """Return a point of a session, and what was recorded up to it; PointNotFound."""
+        if self.manager is not None and user is not None:
+            await self.manager.flush_trace(session_id)
+        point = await find_point(self.storage, session_id, at)
+        return point, await read_state(store_of(self.storage), session_id, point)
+
+    async def differing_files(self, a: RecordedState, b: RecordedState) -> RecordedDiff:
+        return await compare_files(store_of(self.storage), a, b)
+
+    async def text(self, state: RecordedState, path: str) -> bytes | None:
+        """Return the text of a changed file at a point; None where it was not kept."""
+        entry = state.files.get(path)
+        return None if entry is None else await read_text(store_of(self.storage), state.session_id, entry[2])
+
+    async def points(self, session_id: str) -> list[Mapping[str, Any]]:
+        """Return the checkpoints that were recorded, oldest first; some can be gone back to, others not any more."""
+        return await recorded_checkpoints(store_of(self.storage), session_id)
 
 
 async def differing_entries(
@@ -270,7 +342,32 @@ def _row(session_id: str, meta: Mapping[str, Any], record: SessionRecord | None)
         messages=meta.get("message_count"),
         tokens=meta.get("total_tokens"),
         parent=str(parent or ""),
+        tags=[str(tag) for tag in meta.get("tags") or ()],
     )
+
+
+_SHOWN_VALUES = 12
+"""Values of one filter, the most frequent ones."""
+
+
+def _facets(meta: Mapping[str, Any]) -> dict[str, Sequence[str]]:
+    """The values of a session by which the list can be filtered."""
+    return {
+        "kind": ["fork"] if meta.get("parent_session_id") else [],
+        "state": ["archived"] if meta.get("archived_at") else [],
+        "model": [str(meta["model"])] if meta.get("model") else [],
+        "tag": [str(tag) for tag in meta.get("tags") or ()],
+    }
+
+
+def count_facets(metas: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """Return for each filter how many sessions each of its values has, the most frequent first."""
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for meta in metas:
+        for name, values in _facets(meta).items():
+            for value in values:
+                counts[name][value] += 1
+    return {name: dict(counted.most_common(_SHOWN_VALUES)) for name, counted in counts.items() if counted}
 
 
 def _title(meta: Mapping[str, Any], record: SessionRecord | None) -> str:

@@ -11,8 +11,10 @@ from itertools import pairwise
 from typing import Literal
 
 from carrel.conversation.export import describe_event
+from carrel.conversation.log_entries import note_kind
 from carrel.conversation.messages import ConversationMessage, blocks_of, tool_result_text
 from carrel.conversation.replay import Numbered
+from carrel.session import RecordedDiff, RecordedState, VariableChange
 from carrel.text import single_line
 from carrel.wire.answers import WorkspaceDiff
 from carrel.wire.verification import VerificationResult
@@ -60,7 +62,8 @@ def step_of(seq: int, entry: ConversationMessage) -> Step:
 
 def align_steps(a: Sequence[Numbered], b: Sequence[Numbered]) -> list[Pair]:
     """Return the entries of two conversations beside each other: equal ones on one line."""
-    one, two = [step_of(*each) for each in a], [step_of(*each) for each in b]
+    # Notes, such as where a session was forked and what it was renamed to, are no part of the conversation.
+    one, two = [[step_of(*each) for each in side if note_kind(each[1]) is None] for side in (a, b)]
     matcher = SequenceMatcher(None, [(s.role, s.text) for s in one], [(s.role, s.text) for s in two], autojunk=False)
     pairs: list[Pair] = []
     for kind, a1, a2, b1, b2 in matcher.get_opcodes():
@@ -74,7 +77,7 @@ def align_steps(a: Sequence[Numbered], b: Sequence[Numbered]) -> list[Pair]:
     return pairs
 
 
-def compare_files(a: WorkspaceDiff | None, b: WorkspaceDiff | None) -> list[Pair]:
+def compare_diffs(a: WorkspaceDiff | None, b: WorkspaceDiff | None) -> list[Pair]:
     """Return the files that either session has changed; those that differ come first."""
     changes = [{change.path: change for change in (diff.changes if diff else [])} for diff in (a, b)]
     hunks = [_hunks(diff.diff if diff else "") for diff in (a, b)]
@@ -85,6 +88,28 @@ def compare_files(a: WorkspaceDiff | None, b: WorkspaceDiff | None) -> list[Pair
         texts = [next((hunk for name, hunk in of.items() if name.endswith(f"b/{path}")), "") for of in hunks]
         pairs.append(_pair(path, words[0], words[1], is_same=texts[0] == texts[1] and words[0] == words[1]))
     return sorted(pairs, key=lambda pair: pair.kind == "same")
+
+
+def file_pairs(a: RecordedState, b: RecordedState, diff: RecordedDiff) -> list[Pair]:
+    """Return the files that are not as at the start in either state; those that differ come first."""
+    differing = {change.path for change in diff.changes}
+    pairs = []
+    for path in sorted({*a.files, *b.files}):
+        words = [
+            f"{entry[0]}, {entry[1]:,} bytes" if (entry := state.files.get(path)) is not None else "as at the start"
+            for state in (a, b)
+        ]
+        pairs.append(_pair(path, words[0], words[1], is_same=path not in differing))
+    return sorted(pairs, key=lambda pair: pair.kind == "same")
+
+
+def variable_pairs(changes: Sequence[VariableChange]) -> list[Pair]:
+    """Return variables beside each other; those that differ come first."""
+    pairs = []
+    for change in changes:
+        words = [f"{each.type} {each.preview}" if each is not None else None for each in (change.a, change.b)]
+        pairs.append(_pair(change.name, words[0], words[1], is_same=change.kind in ("same", "perhaps")))
+    return pairs
 
 
 def _hunks(diff: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from carrel.conversation.session_state import is_id
 from carrel.server.auth import ApiKeys, RateLimiter
 from carrel.server.listener import is_loopback
 from carrel.storage.base import Store
@@ -23,6 +24,9 @@ _LOGIN_SECONDS = 12 * 3600.0
 _LINK_SECONDS = 300.0
 """How long a one-time link is valid."""
 _FOLDER = "server/logins"
+_SHARES = "server/shares"
+SHARE_DAYS = (1, 7, 30)
+"""For how long a session can be shared."""
 _MAX_FORM = 1024 * 1024
 """Bytes of a form."""
 
@@ -37,6 +41,8 @@ class Visitor:
     """The only session that is shown; None for all."""
     may_act: bool = False
     sees_tests: bool = True
+    is_guest: bool = False
+    """Whether they came by a share link: they see one session, without secrets and tests."""
 
 
 class Logins:
@@ -58,6 +64,34 @@ class Logins:
         await self._put(token, {"link": True, "expires": self._clock() + _LINK_SECONDS})
         return token
 
+    async def share(self, user: str | None, session: str, days: int) -> str:
+        """Return the token of a link by which everyone can read one session until it expires or is ended."""
+        token = secrets.token_urlsafe(24)
+        entry = {"user": user, "session": session, "expires": self._clock() + days * 86400.0}
+        await self._store.put(f"{_SHARES}/{session}/{text_digest(token)}.json", orjson.dumps(entry))
+        return f"{session}.{token}"
+
+    async def shares(self, user: str | None, session: str) -> list[float]:
+        """Return when the links to a session expire."""
+        keys = await self._store.list(f"{_SHARES}/{session}")
+        found = [entry for key in keys if (entry := await self._read(key)) is not None]
+        return sorted(float(str(entry["expires"])) for entry in found if entry["user"] == user)
+
+    async def end_shares(self, user: str | None, session: str) -> None:
+        """End the links to a session, and what was opened by them."""
+        for key in await self._store.list(f"{_SHARES}/{session}"):
+            if ((await self._read(key)) or {}).get("user") == user:
+                await self._store.delete(key)
+
+    async def _shared(self, text: str) -> tuple[str, dict[str, object]] | None:
+        """Return the key and the entry of a share by its token."""
+        session, _, token = text.rpartition(".")
+        if not is_id(session) or len(token) > 100:
+            return None
+        key = f"{_SHARES}/{session}/{text_digest(token)}.json"
+        entry = await self._read(key)
+        return (key, entry) if entry is not None else None
+
     async def enter(self, text: str, address: str) -> str | None:
         """Return a cookie for a key or the token of a link; None if it is neither."""
         if self._attempts.take(address) > 0:
@@ -69,6 +103,8 @@ class Logins:
             if not await self._store.delete(_key(text)):
                 return None  # Used at the same moment.
             entry = {}
+        elif (shared := await self._shared(text)) is not None:
+            entry = {"share": shared[0]}
         else:
             return None
         cookie = secrets.token_urlsafe(32)
@@ -84,6 +120,12 @@ class Logins:
         entry = await self._get(request.cookies.get(COOKIE, ""))
         if entry is None or entry.get("link"):
             return None
+        if "share" in entry:
+            share = await self._read(str(entry["share"]))
+            if share is None:
+                return None
+            user = share["user"]
+            return Visitor(None if user is None else str(user), str(share["session"]), sees_tests=False, is_guest=True)
         if "key" not in entry:
             return Visitor(None, may_act=self._may_act)
         key = await self._keys.find_digest(str(entry["key"])) if self._keys is not None else None

@@ -2,58 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
-from functools import lru_cache, partial
-from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
 from urllib.parse import urlencode
 
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from carrel.conversation.export.html_page import items_of, templates
-from carrel.errors import ApprovalNotFound, CarrelError, ResultsRefused, SessionNotFound
+from carrel.conversation.export.html_page import items_of
+from carrel.conversation.redaction import redact_secrets
+from carrel.errors import ApprovalNotFound, CarrelError, PointNotFound, ResultsRefused, SessionNotFound
 from carrel.server.session_manager import SessionManager
 from carrel.server.web.archive import MAX_COMPARED, Archive, Runs, SessionView, differing_entries
-from carrel.server.web.comparison import Step, align_steps, compare_files, compare_tests, step_of
-from carrel.server.web.login import COOKIE, Logins, Visitor, read_form, refuse_foreign
+from carrel.server.web.comparison import (
+    Step,
+    align_steps,
+    compare_diffs,
+    compare_tests,
+    file_pairs,
+    step_of,
+    variable_pairs,
+)
+from carrel.server.web.login import COOKIE, SHARE_DAYS, Logins, Visitor, read_form, refuse_foreign
+from carrel.server.web.views import (
+    HEADERS,
+    View,
+    bars,
+    diff_lines,
+    download,
+    lanes_of,
+    number_of,
+    problem_view,
+    render,
+    script,
+    shortened,
+    style,
+    wants_json,
+)
+from carrel.session import Point, RecordedState, compare_variables
 from carrel.tasks import attempts_of, compare, summary_of
-from carrel.text import json_bytes, neutralize_control_chars, parse_time, readable_time, single_line
+from carrel.text import json_bytes, single_line
 from carrel.wire.answers import ApprovalRecord, CheckpointRecord
 from carrel.wire.requests import MESSAGE_ROLES, AnswerApproval, ForkSession
+from carrel.wire.verification import VerificationResult
 
-if TYPE_CHECKING:
-    from jinja2 import Environment
+FILTERS = ("state", "model", "tag", "kind")
+"""Names of query parameters that filter the list."""
 
-_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types 'none'",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-}
-_PACKAGE = "carrel.server.web"
-_MAX_DIFF_LINES = 20_000
-_MAX_TEXT = 20_000
-"""Characters of one text on the page of a conversation."""
-_MAX_DATA = 2_000_000
-"""Characters of an image or document, as base64, on the page of a conversation."""
+Handler = Callable[[Request, Visitor], Awaitable[View | Response]]
 
 
 @dataclass(frozen=True)
-class View:
-    """What a page shows: a template with its variables, and the same data for programs."""
+class Between:
+    """Two points of a session, with what was recorded there."""
 
-    template: str
-    view: Mapping[str, Any]
-    data: Any
+    archive: Archive
+    session: SessionView
+    first: Point
+    before: RecordedState
+    last: Point
+    after: RecordedState
+    names: list[str]
+    """Points that can be chosen."""
+
+    @property
+    def view(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("session", "first", "before", "last", "after", "names")}
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return {"session": self.session, "from": self.first.name, "at": self.last.name, "recorded_at": self.after.at}
 
 
-Handler = Callable[[Request, Visitor], Awaitable[View | Response]]
+@dataclass(frozen=True)
+class Side:
+    """One of two points that are compared."""
+
+    archive: Archive
+    session: SessionView
+    point: Point
+    state: RecordedState
+
+    @property
+    def result(self) -> VerificationResult | None:
+        """The last verdict before the point."""
+        for job in reversed(self.session.jobs):
+            ended = job.completed_at.timestamp() if job.completed_at is not None else 0.0
+            if job.result is not None and (self.point.name == "now" or ended <= (self.state.at or 0.0)):
+                return job.result
+        return None
+
+
+def _query(name: str, only: Mapping[str, str]) -> Callable[..., str]:
+    """Return a function for links of the list: the address with some parameters changed; None removes one."""
+
+    def address(**changes: str | int | None) -> str:
+        kept = {"in": name, **only, **changes}
+        return "/?" + urlencode({key: value for key, value in kept.items() if value is not None})
+
+    return address
 
 
 class Pages:
@@ -80,7 +133,10 @@ class Pages:
             "/s/{id}": self._conversation,
             "/s/{id}/tree": self._tree,
             "/s/{id}/trace": self._trace,
+            "/s/{id}/variables": self._variables,
             "/s/{id}/files": self._files,
+            "/s/{id}/files/{path:path}": self._file,
+            "/s/{id}/share": self._shares,
             "/s/{id}/verdicts": self._verdicts,
             "/s/{id}/rewind": self._confirm_rewind,
             "/s/{id}/export.html": self._export,
@@ -101,57 +157,57 @@ class Pages:
             *routes,
             Route("/enter", self._enter, methods=["GET", "POST"]),
             Route("/leave", self._leave, methods=["POST"]),
-            Route("/page.css", _style),
-            Route("/page.js", _script),
+            Route("/page.css", style),
+            Route("/page.js", script),
         ]
 
     async def _serve(self, handler: Handler, request: Request) -> Response:
         if reason := refuse_foreign(request.headers, request.method, self._host):
-            return _render(request, _problem(reason), Visitor(None), 403)
+            return render(request, problem_view(reason), Visitor(None), 403)
         visitor = await self._logins.visitor(request)
         if visitor is None:
-            if request.method == "GET" and not _wants_json(request):
+            if request.method == "GET" and not wants_json(request):
                 wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-                return RedirectResponse(f"/enter?{urlencode({'next': wanted})}", 303, headers=_HEADERS)
-            return _render(request, _problem("you are not logged in"), Visitor(None), 401)
+                return RedirectResponse(f"/enter?{urlencode({'next': wanted})}", 303, headers=HEADERS)
+            return render(request, problem_view("you are not logged in"), Visitor(None), 401)
         try:
             if request.method == "POST" and not visitor.may_act:
                 raise HTTPException(403, "this page only shows; nothing can be changed with this login")
             found = await handler(request, visitor)
-        except (SessionNotFound, ApprovalNotFound, ResultsRefused) as problem:
-            return _render(request, _problem(str(problem)), visitor, 404)
+        except (SessionNotFound, PointNotFound, ApprovalNotFound, ResultsRefused) as problem:
+            return render(request, problem_view(str(problem)), visitor, 404)
         except HTTPException as problem:
-            return _render(request, _problem(problem.detail), visitor, problem.status_code)
+            return render(request, problem_view(problem.detail), visitor, problem.status_code)
         except (CarrelError, OSError, ValueError) as problem:
-            return _render(request, _problem(str(problem)), visitor, 409)
-        return found if isinstance(found, Response) else _render(request, found, visitor)
+            return render(request, problem_view(str(problem)), visitor, 409)
+        return found if isinstance(found, Response) else render(request, found, visitor)
 
     # --- logging in -------------------------------------------------------------------------------------------------
 
     async def _enter(self, request: Request) -> Response:
         if reason := refuse_foreign(request.headers, request.method, self._host):
-            return _render(request, _problem(reason), Visitor(None), 403)
+            return render(request, problem_view(reason), Visitor(None), 403)
         # Only a path of this server: `//other.example` would be another one.
         wanted = request.query_params.get("next", "")
         wanted = wanted if wanted.startswith("/") and not wanted.startswith(("//", "/\\")) else "/"
         if request.method == "GET":
-            return _render(request, View("enter", {"problem": "", "wanted": wanted}, {}), Visitor(None))
+            return render(request, View("enter", {"problem": "", "wanted": wanted}, {}), Visitor(None))
         try:
             address = request.client.host if request.client is not None else "unknown"
             cookie = await self._logins.enter((await read_form(request)).get("key", "").strip(), address)
         except HTTPException as problem:
-            return _render(request, _problem(problem.detail), Visitor(None), problem.status_code)
+            return render(request, problem_view(problem.detail), Visitor(None), problem.status_code)
         if cookie is None:
             again = {"problem": "This is not a valid key, or the link was used already.", "wanted": wanted}
-            return _render(request, View("enter", again, {}), Visitor(None), 401)
-        answer = RedirectResponse(wanted, 303, headers=_HEADERS)
+            return render(request, View("enter", again, {}), Visitor(None), 401)
+        answer = RedirectResponse(wanted, 303, headers=HEADERS)
         answer.set_cookie(COOKIE, cookie, httponly=True, samesite="strict", secure=request.url.scheme == "https")
         return answer
 
     async def _leave(self, request: Request) -> Response:
         if not refuse_foreign(request.headers, request.method, self._host):
             await self._logins.leave(request.cookies.get(COOKIE, ""))
-        answer = RedirectResponse("/enter", 303, headers=_HEADERS)
+        answer = RedirectResponse("/enter", 303, headers=HEADERS)
         answer.delete_cookie(COOKIE)
         return answer
 
@@ -162,17 +218,20 @@ class Pages:
         if name not in self._archives:
             raise HTTPException(404, f"there are no sessions of {name!r} here")
         archive, words = self._archives[name], request.query_params.get("q", "").strip()
-        number = _number(request, "page") or 1
+        number = number_of(request, "page") or 1
+        only = {key: value for key in FILTERS if (value := request.query_params.get(key))}
+        counts: Mapping[str, Mapping[str, int]] = {}
         if visitor.session is not None:
-            row = (await archive.session(visitor.user, visitor.session)).row
-            rows, has_more = [row], False
+            rows, has_more = [(await archive.session(visitor.user, visitor.session)).row], False
         elif words:
             rows, has_more = await archive.search(visitor.user, words), False
         else:
-            rows, has_more = await archive.sessions(visitor.user, number)
+            found = await archive.sessions(visitor.user, number, only)
+            rows, has_more, counts = found.rows, found.has_more, found.counts
         waiting = sum(each.status == "pending" for each in await self._approvals(visitor))
         view = {"rows": rows, "words": words, "page": number, "has_more": has_more, "waiting": waiting, "name": name}
-        return View("sessions", {**view, "names": list(self._archives)}, view)
+        view |= {"only": only, "counts": counts}
+        return View("sessions", {**view, "names": list(self._archives), "query": _query(name, only)}, view)
 
     async def _find(self, request: Request, visitor: Visitor) -> tuple[Archive, SessionView]:
         return await self._find_named(request.path_params["id"], visitor)
@@ -188,9 +247,11 @@ class Pages:
 
     async def _conversation(self, request: Request, visitor: Visitor) -> View:
         archive, session = await self._find(request, visitor)
-        at = _number(request, "at")
-        window = await archive.window(session.id, at=at, before=_number(request, "before"))
-        items = items_of([(seq, _shortened(entry)) for seq, entry in window.entries], session.meta)
+        at = number_of(request, "at")
+        window = await archive.window(session.id, at=at, before=number_of(request, "before"))
+        if visitor.is_guest:
+            window = replace(window, entries=[(seq, redact_secrets(entry)) for seq, entry in window.entries])
+        items = items_of([(seq, shortened(entry)) for seq, entry in window.entries], session.meta)
         view = {"session": session, "tab": "conversation", "items": items, "window": window, "at": at}
         entries = [{"seq": seq, "entry": entry} for seq, entry in window.entries]
         return View("conversation", view, {"session": session, "last_seq": window.last_seq, "entries": entries})
@@ -198,12 +259,21 @@ class Pages:
     async def _tree(self, request: Request, visitor: Visitor) -> View:
         archive, session = await self._find(request, visitor)
         family = [] if visitor.session else await archive.family(visitor.user, session.id)
-        rows = [{"depth": depth, "session": row} for depth, row in family]
+        rows = [
+            {"depth": depth, "session": row, "lanes": lanes}
+            for (depth, row), lanes in zip(family, lanes_of([depth for depth, _ in family]), strict=True)
+        ]
         labels = await archive.conversations.labels(session.id) if session.meta.get("message_count") else []
         points: list[CheckpointRecord] = []
         if self._manager is not None and visitor.user is not None and session.state == "ready":
             points = await self._manager.checkpoints(visitor.user, session.id)
-        data = {"session": session, "labels": labels, "checkpoints": points}
+        live = {point.id for point in points}
+        recorded = [
+            {"id": line["point"], "label": line.get("label", ""), "seq": line["seq"], "at": line["at"]}
+            for line in await archive.points(session.id)
+            if line["point"] not in live
+        ]
+        data = {"session": session, "labels": labels, "checkpoints": points, "remembered": recorded}
         return View("tree", {**data, "tab": "tree", "rows": rows}, {**data, "family": rows})
 
     async def _confirm_rewind(self, request: Request, visitor: Visitor) -> View:
@@ -220,23 +290,64 @@ class Pages:
             messages = data["messages"] if data is not None else []
             undone = [step_of(0, message) for message in messages[point.messages :]]
         else:
-            after = _number(request, "to") or 0
+            after = number_of(request, "to") or 0
             steps = [step_of(*each) async for each in archive.entries(session.id) if each[0] > after]
             undone = [step for step in steps if step.role in MESSAGE_ROLES]
-        view = {"session": session, "tab": "rewind", "to": to, "undone": undone}
-        return View("rewind", view, {"session": session, "to": to, "undone": undone})
+        _, then = await archive.state(visitor.user, session.id, to)
+        _, now = await archive.state(visitor.user, session.id, "now")
+        changed = [each for each in compare_variables(then, now) if each.kind not in ("same", "perhaps")]
+        diff = await archive.differing_files(then, now)
+        shown = {"session": session, "to": to, "undone": undone, "variables": changed, "files": diff}
+        return View("rewind", {**shown, "tab": "rewind", "lines": diff_lines(diff.diff)}, shown)
 
     async def _trace(self, request: Request, visitor: Visitor) -> View:
         archive, session = await self._find(request, visitor)
         steps = [{"depth": depth, **line.model_dump()} for depth, line in await archive.trace(visitor.user, session.id)]
-        view = {"session": session, "tab": "trace", "steps": steps, "bars": _bars(steps)}
+        view = {"session": session, "tab": "trace", "steps": steps, "bars": bars(steps)}
         return View("trace", view, {"session": session, "steps": steps})
 
-    async def _files(self, request: Request, visitor: Visitor) -> View:
+    async def _between(self, request: Request, visitor: Visitor) -> Between:
+        """The two points of `from` and `at`, with what was recorded there."""
         archive, session = await self._find(request, visitor)
-        diff = await archive.diff(visitor.user, session)
-        view = {"session": session, "tab": "files", "diff": diff, "lines": _diff_lines(diff.diff) if diff else []}
-        return View("files", view, {"session": session, "diff": diff})
+        names = [
+            request.query_params.get(name, "").strip() or usual for name, usual in (("from", "start"), ("at", "now"))
+        ]
+        (first, before), (last, after) = [await archive.state(visitor.user, session.id, name) for name in names]
+        labels = [label["text"] for label in session.meta.get("labels", ())]
+        points = [line.get("label") or line["point"] for line in await archive.points(session.id)]
+        return Between(archive, session, first, before, last, after, ["start", *points, *labels, "now"])
+
+    async def _variables(self, request: Request, visitor: Visitor) -> View:
+        """The variables at a point, and how they differ from an earlier one."""
+        found = await self._between(request, visitor)
+        rows = compare_variables(found.before, found.after)
+        is_compared = "from" in request.query_params
+        if not is_compared:
+            rows = sorted((row for row in rows if row.b is not None), key=lambda row: row.name)
+        view = {**found.view, "tab": "variables", "rows": rows, "is_compared": is_compared}
+        return View("variables", view, {**found.data, "variables": rows})
+
+    async def _files(self, request: Request, visitor: Visitor) -> View:
+        """The changed files at a point, and how they differ from an earlier one."""
+        found = await self._between(request, visitor)
+        is_whole = not {"at", "from"} & request.query_params.keys()
+        diff: Any = await found.archive.diff(visitor.user, found.session) if is_whole else None
+        if diff is None and (found.after.at is not None or not is_whole):
+            diff = await found.archive.differing_files(found.before, found.after)
+        view = {**found.view, "tab": "files", "diff": diff, "lines": diff_lines(diff.diff) if diff else []}
+        return View("files", view, {**found.data, "diff": diff})
+
+    async def _file(self, request: Request, visitor: Visitor) -> View | Response:
+        """A changed file at a point, as text or as a download."""
+        found, path = await self._between(request, visitor), request.path_params["path"]
+        data = await found.archive.text(found.after, path)
+        if data is None:
+            raise HTTPException(404, f"the text of {single_line(path)[:200]!r} was not recorded there")
+        text = data.decode("utf-8", "replace")
+        if "download" in request.query_params:
+            return download(redact_secrets.text(text).encode() if visitor.is_guest else data, path.rpartition("/")[2])
+        view = {**found.view, "tab": "files", "path": path, "text": text}
+        return View("file", view, {**found.data, "path": path, "text": text})
 
     async def _verdicts(self, request: Request, visitor: Visitor) -> View:
         _, session = await self._find(request, visitor)
@@ -245,34 +356,48 @@ class Pages:
 
     async def _export(self, request: Request, visitor: Visitor) -> Response:
         archive, session = await self._find(request, visitor)
+        if visitor.is_guest:
+            raise HTTPException(403, "with a share link, the conversation is only shown")
         text = await archive.conversations.export(session.id, "html")
-        headers = {**_HEADERS, "Content-Disposition": f'attachment; filename="{session.id}.html"'}
+        headers = {**HEADERS, "Content-Disposition": f'attachment; filename="{session.id}.html"'}
         return HTMLResponse(text.encode("utf-8", "backslashreplace"), headers=headers)
 
     async def _numbers(self, request: Request, visitor: Visitor) -> Response:
         """How far a session is: pages that are open ask for it."""
         archive, session = await self._find(request, visitor)
         numbers = {"last_seq": await archive.last_seq(session.id), "state": session.state}
-        return Response(json_bytes(numbers), headers=_HEADERS, media_type="application/json")
+        return Response(json_bytes(numbers), headers=HEADERS, media_type="application/json")
 
     async def _compare(self, request: Request, visitor: Visitor) -> View:
-        found = []
+        """Two points, of one session or of two, in conversation, variables, files and tests."""
+        sides = []
         for name in ("a", "b"):
-            session_id, _, until = request.query_params.get(name, "").partition("@")
-            if until and not (until.isascii() and until.isdigit() and len(until) <= 15):
-                raise HTTPException(422, f"{name}: write ID or ID@ENTRY, where ENTRY is the number of an entry")
-            found.append((*await self._find_named(session_id, visitor), int(until) if until else None))
-        (archive_a, a, until_a), (archive_b, b, until_b) = found
-        common, only_a, only_b = await differing_entries(archive_a, a.id, until_a, archive_b, b.id, until_b)
-        results = [next((job.result for job in reversed(each.jobs) if job.result), None) for each in (a, b)]
+            session_id, _, at = request.query_params.get(name, "").partition("@")
+            archive, session = await self._find_named(session_id, visitor)
+            point, state = await archive.state(visitor.user, session.id, at or "now")
+            sides.append(Side(archive, session, point, state))
+        a, b = sides
+        common, *rest = await differing_entries(
+            a.archive, a.session.id, a.point.seq, b.archive, b.session.id, b.point.seq
+        )
+        if visitor.is_guest:
+            rest = [[(seq, redact_secrets(entry)) for seq, entry in entries] for entries in rest]
+        results = [side.result for side in sides]
+        is_now = a.point.name == b.point.name == "now"
+        diffs = [await side.archive.diff(visitor.user, side.session) for side in sides] if is_now else [None, None]
+        changed = await a.archive.differing_files(a.state, b.state) if a.archive is b.archive else None
+        pairs = file_pairs(a.state, b.state, changed) if changed is not None else []
         data = {
             "common": common,
-            "conversation": align_steps(only_a, only_b),
-            "files": compare_files(await archive_a.diff(visitor.user, a), await archive_b.diff(visitor.user, b)),
+            "conversation": align_steps(*rest),
+            "variables": variable_pairs(compare_variables(a.state, b.state)),
+            "files": pairs or compare_diffs(*diffs),
             "tests": compare_tests(*results) if visitor.sees_tests else [],
-            "is_complete": max(len(only_a), len(only_b)) < MAX_COMPARED,
+            "is_complete": max(map(len, rest)) < MAX_COMPARED,
         }
-        return View("compare", {"a": a, "b": b, "results": results, **data}, {"a": a.row, "b": b.row, **data})
+        view = {"a": a, "b": b, "results": results, **data, "lines": diff_lines(changed.diff) if changed else []}
+        rows = [{**vars(side.session.row), "point": side.point.name} for side in sides]
+        return View("compare", view, {"a": rows[0], "b": rows[1], **data, "diff": changed.diff if changed else ""})
 
     # --- runs of tasks ----------------------------------------------------------------------------------------------
 
@@ -321,9 +446,30 @@ class Pages:
     async def _answer_approval(self, request: Request, visitor: Visitor) -> Response:
         manager, user = self._acting(visitor)
         form = await read_form(request)
-        answer = AnswerApproval.model_validate({"decision": form.get("decision"), "reason": form.get("reason", "")})
+        given: dict[str, Any] = {"decision": form.get("decision"), "reason": form.get("reason", "")}
+        if form.get("decision") == "approve" and (text := form.get("arguments", "").strip()):
+            try:
+                given["arguments"] = json.loads(text)
+            except ValueError as problem:
+                raise HTTPException(422, f"the arguments are not JSON: {problem}") from None
+        answer = AnswerApproval.model_validate(given)
         await manager.answer_approval(user, request.path_params["approval"], answer)
-        return RedirectResponse("/waiting", 303, headers=_HEADERS)
+        return RedirectResponse("/waiting", 303, headers=HEADERS)
+
+    async def _share_view(self, session: SessionView, visitor: Visitor) -> dict[str, Any]:
+        until = [
+            datetime.fromtimestamp(moment, UTC).isoformat()
+            for moment in await self._logins.shares(visitor.user, session.id)
+        ]
+        return {"session": session, "tab": "share", "until": until, "days": SHARE_DAYS, "link": ""}
+
+    async def _shares(self, request: Request, visitor: Visitor) -> View:
+        """The links by which others can read this session."""
+        if not visitor.may_act:
+            raise HTTPException(403, "only a login that may change sessions can share them")
+        _, session = await self._find(request, visitor)
+        view = await self._share_view(session, visitor)
+        return View("share", view, {"session": session, "until": view["until"]})
 
     def _acting(self, visitor: Visitor) -> tuple[SessionManager, str]:
         if self._manager is None or visitor.user is None:
@@ -334,6 +480,18 @@ class Pages:
         archive, session = await self._find(request, visitor)
         action, form, to = request.path_params["action"], await read_form(request), session.id
         at = int(form["at"]) if form.get("at") else None
+        if action == "share":
+            days = int(form.get("days", "0"))
+            if days not in SHARE_DAYS:
+                raise HTTPException(422, f"days: choose one of {', '.join(map(str, SHARE_DAYS))}")
+            token = await self._logins.share(visitor.user, session.id, days)
+            view = await self._share_view(session, visitor)
+            origin = f"{request.url.scheme}://{request.headers['host']}"
+            link = f"{origin}/enter?{urlencode({'next': f'/s/{session.id}'})}#{token}"
+            return render(request, View("share", {**view, "link": link}, {"link": link, "days": days}), visitor)
+        if action == "unshare":
+            await self._logins.end_shares(visitor.user, session.id)
+            return RedirectResponse(f"/s/{to}/share", 303, headers=HEADERS)
         if action == "label":
             await archive.conversations.label(session.id, form.get("text", ""), at)
         elif action == "fork" and visitor.user is None:
@@ -357,122 +515,10 @@ class Pages:
         elif action == "verify":
             manager, user = self._acting(visitor)
             await manager.start_verification(user, session.id, None)
-            return RedirectResponse(f"/s/{to}/verdicts", 303, headers=_HEADERS)
+            return RedirectResponse(f"/s/{to}/verdicts", 303, headers=HEADERS)
         elif action == "close":
             manager, user = self._acting(visitor)
             await manager.close(user, session.id)
         else:
             raise HTTPException(404, f"there is no action {action!r}")
-        return RedirectResponse(f"/s/{to}", 303, headers=_HEADERS)
-
-
-def _problem(text: str) -> View:
-    return View("problem", {"text": text}, {"detail": text})
-
-
-def _number(request: Request, name: str) -> int | None:
-    text = request.query_params.get(name, "")
-    if not text:
-        return None
-    if not text.isascii() or not text.isdigit() or len(text) > 15 or int(text) < 1:
-        raise HTTPException(422, f"{name}: {single_line(text)[:100]!r} is not a number from 1")
-    return int(text)
-
-
-def _wants_json(request: Request) -> bool:
-    return request.headers.get("accept", "").startswith("application/json")
-
-
-def _render(request: Request, answer: View, visitor: Visitor, status: int = 200) -> Response:
-    if _wants_json(request):
-        data = json_bytes(_plain(answer.data))
-        return Response(data, status, headers=_HEADERS, media_type="application/json")
-    html = _templates().get_template(f"{answer.template}.html.j2").render(visitor=visitor, **answer.view)
-    return HTMLResponse(html.encode("utf-8", "backslashreplace"), status, headers=_HEADERS)
-
-
-def _plain(thing: Any) -> Any:
-    """Return data for JSON."""
-    match thing:
-        case BaseModel():
-            return thing.model_dump(mode="json")
-        case Mapping():
-            return {str(name): _plain(part) for name, part in thing.items()}
-        case str():
-            return thing
-        case Sequence():
-            return [_plain(part) for part in thing]
-        case _ if is_dataclass(thing) and not isinstance(thing, type):
-            return _plain(asdict(thing))
-        case _:
-            return thing if isinstance(thing, bool | int | float | None) else str(thing)
-
-
-@lru_cache(maxsize=1)
-def _templates() -> Environment:
-    environment = templates(_PACKAGE)
-    environment.filters.update(line=single_line, text=neutralize_control_chars, when=readable_time)
-    return environment
-
-
-def _shortened(value: Any) -> Any:
-    """Return an entry without the middle of very long texts and without large images, so that a page stays small."""
-    match value:
-        case str() if len(value) > _MAX_TEXT:
-            half, left_out = _MAX_TEXT // 2, len(value) - _MAX_TEXT
-            return f"{value[:half]}\n… {left_out:,} characters left out; the saved file has them …\n{value[-half:]}"
-        case dict():
-            return {name: _short_data(part) if name == "data" else _shortened(part) for name, part in value.items()}
-        case list():
-            return [_shortened(part) for part in value]
-        case _:
-            return value
-
-
-def _short_data(data: Any) -> Any:
-    """Return base64 data as it is, or nothing if it is too large."""
-    if not isinstance(data, str):
-        return _shortened(data)
-    return data if len(data) <= _MAX_DATA else ""
-
-
-def _diff_lines(diff: str) -> list[tuple[str, str]]:
-    """Return the lines of a diff, each with its kind."""
-    kinds = {"+": "added", "-": "removed", "@": "place"}
-    heads = ("+++", "---", "diff ")
-    return [
-        ("head" if line.startswith(heads) else kinds.get(line[:1], "same"), line)
-        for line in diff.splitlines()[:_MAX_DIFF_LINES]
-    ]
-
-
-def _bars(steps: list[dict[str, Any]]) -> list[tuple[float, float]]:
-    """Return where each step begins on the time axis and how long it is, in percent."""
-    starts = [parse_time(step.get("started_at")) for step in steps]
-    known = [start.timestamp() for start in starts if start is not None]
-    if not known:
-        return [(0.0, 0.0)] * len(steps)
-    first = min(known)
-    ends = [s.timestamp() + float(step.get("duration") or 0) for s, step in zip(starts, steps, strict=True) if s]
-    whole = max(max(ends) - first, 0.001)
-    return [
-        (100 * (start.timestamp() - first) / whole, max(0.3, 100 * float(step.get("duration") or 0) / whole))
-        if start is not None
-        else (0.0, 0.0)
-        for start, step in zip(starts, steps, strict=True)
-    ]
-
-
-@lru_cache(maxsize=2)
-def _asset(package: str, name: str) -> str:
-    return files(package).joinpath(name).read_text("utf-8")
-
-
-async def _style(request: Request) -> Response:
-    text = _asset("carrel.conversation.export", "page.css") + _asset(_PACKAGE, "page.css")
-    return Response(text, headers=_HEADERS, media_type="text/css")
-
-
-async def _script(request: Request) -> Response:
-    text = _asset(_PACKAGE, "page.js")
-    return Response(text, headers=_HEADERS, media_type="text/javascript")
+        return RedirectResponse(f"/s/{to}", 303, headers=HEADERS)

@@ -18,10 +18,9 @@ from carrel.storage.base import Guard, check_records, is_within
 from carrel.storage.files.log_reader import (
     BATCH_BIT,
     START,
-    LineOffsets,
-    LogSnapshot,
     Position,
     committed_size,
+    count_lines,
     last_newline,
     parse_unterminated,
 )
@@ -109,11 +108,10 @@ class LogFile:
 
     The known size and number of lines are compared with the file at each append, so other programs may write too."""
 
-    def __init__(self, paths: PathMapper, key: str, offsets: LineOffsets) -> None:
+    def __init__(self, paths: PathMapper, key: str) -> None:
         self._paths = paths
         self._key = key
         self._path = paths.path(key)
-        self._offsets = offsets
         self._file: SyncedFile | None = None
         self._inode = 0
         self._size = 0
@@ -263,16 +261,13 @@ class LogFile:
     def _catch_up(self, fd: int, found: os.stat_result, in_loop: bool) -> bool:
         """Learn what others did to the file and repair its end; False if that takes too long for the loop."""
         size = committed_size(self._path, found)
-        snapshot = LogSnapshot(self._path, fd, found)
-        known = Position(self._size, self._lines)
-        if known == START or size < known.offset:
-            known = self._offsets.before_offset(snapshot, size)
+        known = Position(self._size, self._lines) if self._size <= size else START
         if in_loop and (found.st_mode & BATCH_BIT or size - known.offset > _IN_LOOP):
             return False
         end = last_newline(fd, size, known.offset)
         if in_loop and end < size:
             return False
-        self._lines = self._offsets.count(snapshot, known, end)
+        self._lines = count_lines(fd, known, end)
         self._size = end
         if found.st_mode & BATCH_BIT:
             if size < found.st_size:
@@ -315,9 +310,8 @@ class LogFileCache:
     _SHARE = 4
     """The cache uses at most this part of the files that the process may have open."""
 
-    def __init__(self, paths: PathMapper, offsets: LineOffsets) -> None:
+    def __init__(self, paths: PathMapper) -> None:
         self._paths = paths
-        self._offsets = offsets
         self._guard = threading.Lock()
         self._logs: OrderedDict[str, LogFile] = OrderedDict()
 
@@ -327,7 +321,7 @@ class LogFileCache:
             if log is not None:
                 self._logs.move_to_end(key)
                 return log
-        fresh = LogFile(self._paths, key, self._offsets)
+        fresh = LogFile(self._paths, key)
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = self._MOST if allowed == resource.RLIM_INFINITY else max(1, min(self._MOST, allowed // self._SHARE))
         with self._guard:

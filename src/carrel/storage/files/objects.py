@@ -258,11 +258,22 @@ def remove(paths: PathMapper, key: str, expect: tuple[str, Expected] | None, gua
     # Also what a crash left there. What cannot be removed is tried again by the next delete.
     for name in os.listdir(trash):
         if os.path.isdir(f"{trash}/{name}") and not os.path.islink(f"{trash}/{name}"):
-            shutil.rmtree(f"{trash}/{name}", ignore_errors=True)
+            shutil.rmtree(f"{trash}/{name}", onerror=_remove_unreadable)
         else:
             with contextlib.suppress(OSError):
                 os.unlink(f"{trash}/{name}")
     return True
+
+
+def _remove_unreadable(function: object, path: str, error: object) -> None:
+    """Remove a folder that its mode protects: sessions make such ones, and so do overlays."""
+    with contextlib.suppress(OSError):
+        os.chmod(os.path.dirname(path), 0o700)
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            os.chmod(path, 0o700)
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.unlink(path)
 
 
 @contextlib.contextmanager

@@ -2,10 +2,9 @@
 
 import asyncio
 import os
-import threading
 import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Collection, Sequence
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,12 @@ from carrel.storage.files import objects
 from carrel.storage.files.locks import FileLocks
 from carrel.storage.files.log_reader import (
     IN_LOOP,
+    START,
     BackwardReader,
     ForwardReader,
-    LineOffsets,
     LogSnapshot,
     Position,
     end_of_record,
-    last_newline,
     next_block,
 )
 from carrel.storage.files.log_writer import AppendRequest, LogFile, LogFileCache, joined_lines, sync_pool
@@ -30,9 +28,6 @@ from carrel.storage.files.paths import PathMapper, read_error
 
 _FEW = 16
 """So many small files are read or looked at in the event loop's own thread; more, in another one."""
-
-_UNCOUNTED = 4 * 1024 * 1024
-"""Bytes that may be counted for one read; more are counted once and remembered."""
 
 _FIRST_PAUSE = 0.0005
 _LONGEST_PAUSE = 0.02
@@ -53,10 +48,8 @@ class FileStore:
         _stores.add(self)
 
     def _reset(self) -> None:
-        self.__dict__.pop("_logs", None)
-        self.__dict__.pop("_locks", None)
-        self._offsets = LineOffsets()
-        self._counting = threading.Lock()
+        self._logs = LogFileCache(self._paths)
+        self._locks = FileLocks(self._paths)
         self._turns = KeyedLock()
         self._watched = Signals()
 
@@ -64,18 +57,6 @@ class FileStore:
         """After a fork no open file may be shared with the parent: a lock on it would belong to both."""
         self._locks.close_in_child()
         self._reset()
-
-    # Made by the first write; `setdefault` gives all threads the same one.
-
-    @cached_property
-    def _logs(self) -> LogFileCache:
-        cache: LogFileCache = self.__dict__.setdefault("_logs", LogFileCache(self._paths, self._offsets))
-        return cache
-
-    @cached_property
-    def _locks(self) -> FileLocks:
-        locks: FileLocks = self.__dict__.setdefault("_locks", FileLocks(self._paths))
-        return locks
 
     def __repr__(self) -> str:
         return f"FileStore({str(self.root)!r})"
@@ -197,7 +178,7 @@ class FileStore:
 
     def _copy_log(self, source: str, target: str, through: int, lines: bytes, guard: Guard | None) -> None:
         log = LogSnapshot.open(self._paths, source)
-        found = end_of_record(log, through, self._offsets) if log is not None else None
+        found = end_of_record(log, through) if log is not None else None
         if log is None or found is None:
             raise KeyMissing(f"the log {source!r} has no record {through} to copy to {target!r}; nothing was written")
         pending = PendingObject(self._paths, target, MISSING, guard)
@@ -215,24 +196,9 @@ class FileStore:
         log = LogSnapshot.open(self._paths, key)
         if log is None:
             return
-        reader = await self._reader(log, max(from_seq, 1))
+        reader = ForwardReader(log, max(from_seq, 1))
         while block := await next_block(reader):
             yield block
-
-    async def _reader(self, log: LogSnapshot, from_seq: int, start: Position | None = None) -> ForwardReader:
-        try:
-            if start is None and from_seq > 1 and log.size > _UNCOUNTED:
-                await asyncio.to_thread(self._count, log)
-            return ForwardReader(log, from_seq, start or self._offsets.before_line(log, from_seq))
-        except OSError as error:
-            raise read_error(log.path, error) from error
-
-    def _count(self, log: LogSnapshot) -> None:
-        """Count the lines of a large log once, so that reading from its middle does not count them each time."""
-        with self._counting:
-            known = self._offsets.before_offset(log, log.size)
-            if log.size - known.offset > _UNCOUNTED:
-                self._offsets.count(log, known, last_newline(log.fd, log.size))
 
     async def read_back(
         self, key: str, before_seq: int | None = None, *, hint: tuple[int, int] | None = None
@@ -243,9 +209,9 @@ class FileStore:
         known = Position(hint[1], hint[0]) if hint else None
         try:
             if log.size <= IN_LOOP:
-                reader = BackwardReader(log, before_seq, self._offsets, known)
+                reader = BackwardReader(log, before_seq, known)
             else:
-                reader = await asyncio.to_thread(BackwardReader, log, before_seq, self._offsets, known)
+                reader = await asyncio.to_thread(BackwardReader, log, before_seq, known)
         except OSError as error:
             raise read_error(log.path, error) from error
         while block := await next_block(reader):
@@ -268,7 +234,7 @@ class FileStore:
     async def watch(self, key: str, from_seq: int = 1) -> AsyncIterator[tuple[int, bytes]]:
         path = self._paths.safe_path(key)
         log: LogSnapshot | None = None
-        position: Position | None = None
+        position = START
         seq = max(from_seq, 1)
         with self._watched.waiting_for(key) as signal:
             pause = _POLL_SECONDS[0]
@@ -277,7 +243,7 @@ class FileStore:
                 log = LogSnapshot.open(self._paths, key) if log is None else log.renewed()
                 if log is not None:
                     was_deleted = not self._is_at(log, path)
-                    reader = await self._reader(log, seq, position)
+                    reader = ForwardReader(log, seq, position)
                     while block := await next_block(reader):
                         pause = _POLL_SECONDS[0]
                         for record in block.records:

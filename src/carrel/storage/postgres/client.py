@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import hashlib
+import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from typing import Any, cast
@@ -20,13 +22,15 @@ from carrel.errors import (
 )
 from carrel.storage.base import finish
 
-VERSION = 1
-"""The version of the tables. A step `schema-N.sql` for each later one comes after `schema.sql`."""
+VERSION = 2
+"""The version of the tables: those of `schema.sql`, and a step `schema-N.sql` for each later one."""
 
 _CONNECTIONS = 12
 _CONNECT_SECONDS = 10
 _ANSWER_SECONDS = 60
 _MANY_DEADLOCKS = 10
+_LISTEN_SECONDS = 1.0
+_log = logging.getLogger("carrel.storage")
 
 
 class PostgresClient:
@@ -59,6 +63,8 @@ class PostgresClient:
         self.address = f"{settings.get('host', 'localhost')}:{settings.get('port', 5432)}"
         self.place = f"{self.address}/{settings.get('dbname') or settings.get('user') or ''}"
         """The server and database, without user and password, which may change."""
+        self.on_reset: Callable[[], None] = lambda: None
+        """Called when everything begins anew."""
         self.reset()
         _clients.add(self)
 
@@ -68,6 +74,34 @@ class PostgresClient:
         self._idle: list[Any] = []
         self._is_prepared = False
         self._threads = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="carrel-postgres")
+        self._listener: _Listener | None = None
+        self.on_reset()
+
+    @property
+    def threads(self) -> ThreadPoolExecutor:
+        """The threads in which statements run."""
+        return self._threads
+
+    def write_here(self, what: str, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Do the same as `write` in the thread that calls."""
+        return self._run("writing", what, query, values)
+
+    def listen(self, on_change: Callable[[str], None]) -> None:
+        """Call this function in a thread with the key of each log of which another process says that it grew."""
+        with self._guard:
+            if self._listener is None or not self._listener.is_alive():
+                self._listener = _Listener(self._connect_to_listen, on_change)
+                self._listener.start()
+
+    def _connect_to_listen(self) -> Any:
+        connection = self._psycopg.connect(**self._settings, autocommit=True)
+        connection.execute(self._psycopg.sql.SQL("LISTEN {}").format(self._psycopg.sql.Identifier(self.channel)))
+        return connection
+
+    @property
+    def channel(self) -> str:
+        """The name under which processes tell each other of logs that grew."""
+        return f"carrel_{hashlib.sha256(self._schema.encode()).hexdigest()[:16]}"
 
     async def read(self, what: str, query: str, *values: Any) -> list[tuple[Any, ...]]:
         """Return the rows of a query; `what` is for the error message."""
@@ -138,10 +172,13 @@ class PostgresClient:
                 connection.execute(sql("SET LOCAL search_path TO {}").format(identifier))
                 found = self._version(connection, identifier)
                 if not found:
-                    text = (files("carrel.storage.postgres") / "schema.sql").read_text("utf-8")
-                    connection.execute(text)
-                    connection.execute(f"CREATE TABLE about AS SELECT {VERSION} AS version")
-                    found = VERSION
+                    connection.execute(_schema_text("schema.sql"))
+                    connection.execute("CREATE TABLE about AS SELECT 1 AS version")
+                    found = 1
+                for step in range(found + 1, VERSION + 1):
+                    connection.execute(_schema_text(f"schema-{step}.sql"))
+                    connection.execute("UPDATE about SET version = %s", (step,))
+                found = max(found, VERSION)
         if found > VERSION:
             raise ConfigurationError(
                 f"the schema {self._schema!r} of {self.place} was made by a newer carrel (version {found} of its"
@@ -164,7 +201,10 @@ class PostgresClient:
         with self._guard:
             idle, self._idle = self._idle, []
             threads = self._threads
+            listener, self._listener = self._listener, None
             self._threads = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="carrel-postgres")
+        if listener is not None:
+            listener.end()
         threads.shutdown()  # statements under way are finished
         with self._guard:
             idle, self._idle = [*idle, *self._idle], []
@@ -197,6 +237,35 @@ class PostgresClient:
                 problem = failed(f"{server} refused {doing} {what}: {reason}")
             # The traceback shows the cause too, but not if the password is quoted in it.
             raise problem from (error if reason == str(error).strip() else None)
+
+
+class _Listener(threading.Thread):
+    """Receives what other processes tell, on a connection of its own, which it makes anew when it breaks."""
+
+    def __init__(self, connect: Callable[[], Any], on_change: Callable[[str], None]) -> None:
+        super().__init__(name="carrel-postgres-listen", daemon=True)
+        self._connect = connect
+        self._on_change = on_change
+        self._ends = threading.Event()
+
+    def run(self) -> None:
+        while not self._ends.is_set():
+            try:
+                with self._connect() as connection:
+                    while not self._ends.is_set():
+                        for notice in connection.notifies(timeout=_LISTEN_SECONDS):
+                            self._on_change(notice.payload)
+            except Exception as problem:  # noqa: BLE001 -- whatever it is, watchers look by themselves meanwhile
+                _log.warning("changes are noticed late: the listening connection broke: %s", problem)
+                self._ends.wait(_LISTEN_SECONDS)
+
+    def end(self) -> None:
+        """End within a second; what comes meanwhile is still passed on."""
+        self._ends.set()
+
+
+def _schema_text(name: str) -> str:
+    return (files("carrel.storage.postgres") / name).read_text("utf-8")
 
 
 _clients: "weakref.WeakSet[PostgresClient]" = weakref.WeakSet()

@@ -1,15 +1,18 @@
 """A Store in a Postgres database, shared by all machines that can reach it."""
 
+import asyncio
+import contextlib
+import logging
+import time
 from collections.abc import AsyncIterable, AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from carrel.errors import KeyMissing, StorageReadError, StorageWriteError
+from carrel.errors import KeyMissing, StorageError, StorageReadError, StorageWriteError
 from carrel.storage.base import (
     Block,
     Expected,
     Guard,
-    KeyedLock,
     Lock,
     Signals,
     Stamp,
@@ -17,14 +20,18 @@ from carrel.storage.base import (
     check_records,
 )
 from carrel.storage.postgres.client import PostgresClient
+from carrel.storage.postgres.groups import Append, AppendGroups
 from carrel.storage.server_parts import RenewedLock, check_outcome, condition_text, owner_in
 
 _PAGE = 64
 _PIECE = 1024 * 1024
 _MAX_WRITE = 512 * 1024 * 1024
 """The server refuses a value of 1 GiB."""
-_POLL_SECONDS = (0.02, 0.25)
-"""How often a watched log is looked at: soon after the last record, then less often."""
+_LOOK_SECONDS = 1.0
+"""How often a watched log is looked at when nothing is heard of it."""
+_WATCH_SECONDS = 60.0
+"""How long other processes tell of a log after it was last noted that it is watched."""
+_log = logging.getLogger("carrel.storage")
 _UPLOAD_EXPIRES = "15 minutes"
 """How long pieces wait for the next one; after that their sender is taken for dead."""
 
@@ -45,11 +52,66 @@ class PostgresStore:
         self.place = self._client.place
         """The server and database, without the password."""
         self._locks: set[RenewedLock] = set()
-        self._turns = KeyedLock()
         self._watched = Signals()
+        self._begin_groups()
+        self._client.on_reset = self._begin_groups
+
+    def _begin_groups(self) -> None:
+        self._groups = AppendGroups(self._send_group, lambda: self._client.threads)
 
     def __repr__(self) -> str:
         return f"PostgresStore({self._client.place!r}, {self._schema!r})"
+
+    # --- groups of appends ------------------------------------------------------------------------------------------
+
+    async def _answer(self, append: Append) -> tuple[str, int]:
+        """Wait for an append; if the caller is cancelled, until it is certain that nothing is written later."""
+        answer = asyncio.wrap_future(append.answer)
+        try:
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            if not self._groups.withdraw(append):
+                while not answer.done():
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait([answer])
+                answer.exception()
+            raise
+
+    def _send_group(self, group: list[list[Append]]) -> list[tuple[str, int]]:
+        keys = [appends[0].key for appends in group]
+        records = [[record for append in appends for record in append.records] for appends in group]
+        sync = any(append.sync for appends in group for append in appends)
+        makes = [appends[0].create for appends in group]
+        guards = [appends[0].guard for appends in group]
+        added = [record for each in records for record in each]
+        conditions = ([guard[0] for guard in guards], [guard[1] for guard in guards])
+        values: tuple[Any, ...]
+        if len(set(keys)) == len(keys) and all(appends[0].after is None for appends in group):
+            owners = [owner for owner, each in enumerate(records, 1) for _ in each]
+            places = [place for each in records for place in range(1, len(each) + 1)]
+            function = "append_group(%s::text[], %s::bytea[], %s::integer[], %s::integer[], %s, %s::boolean[],"
+            values = (keys, added, owners, places, sync, makes, *conditions)
+        else:
+            function = "append_each(%s::text[], %s::integer[], %s::bytea[], %s, %s::boolean[], %s::bigint[],"
+            afters = [appends[0].after for appends in group]
+            values = (keys, list(map(len, records)), added, sync, makes, afters, *conditions)
+        rows = self._client.write_here(
+            f"{len(group)} logs" if len(group) > 1 else repr(keys[0]),
+            f"SELECT outcome, size, version FROM {function} %s::text[], %s::text[])",
+            *values,
+        )
+        # After the commit: within it, one notification at a time would hold up all other commits.
+        if watched := [key for key, row in zip(keys, rows, strict=True) if row[0] == "ok" and row[1]]:
+            self._tell(watched)
+        return [(outcome, int(version or 0)) for outcome, _, version in rows]
+
+    def _tell(self, keys: list[str]) -> None:
+        """Tell the processes that watch these logs; if that fails, they see it when they look."""
+        try:
+            query = "SELECT pg_notify(%s, key) FROM unnest(%s::text[]) key"
+            self._client.write_here("a notification", query, self._client.channel, keys)
+        except StorageError as problem:
+            _log.warning("watchers of %d logs notice late that they grew: %s", len(keys), problem)
 
     # --- objects ----------------------------------------------------------------------------------------------------
 
@@ -213,15 +275,13 @@ class PostgresStore:
         check_records(key, records)
         if sum(map(len, records)) > _MAX_WRITE:
             raise StorageWriteError(f"the records for {key!r} are more than {_MAX_WRITE} bytes; append fewer at once")
-        data = list(map(bytes, records))
-        # Each call may use another connection, so only waiting keeps the order of the calls.
-        async with self._turns.hold(key):
-            answer = await self._call(
-                key, "append(%s, %s::bytea[], %s, %s, %s::bigint, %s, %s)", key, data, sync, create, after, guard=guard
-            )
-        check_outcome(answer[0], key, guard)
+        condition = (check_key(guard[0]), condition_text(guard[1])) if guard else (None, None)
+        append = Append(key, list(map(bytes, records)), sync, create, after, condition)
+        self._groups.add(append)
+        outcome, last = await self._answer(append)
+        check_outcome(outcome, key, guard)
         self._watched.set(key)
-        return int(answer[3])
+        return last
 
     async def copy_log(
         self, source: str, target: str, *, through: int, more: Sequence[bytes] = (), guard: Guard | None = None
@@ -282,10 +342,15 @@ class PostgresStore:
         check_key(key)
         seq = max(from_seq, 1)
         watched: int | None = None
-        pause = _POLL_SECONDS[0]
+        noted = 0.0
+        self._client.listen(self._watched.set)
         with self._watched.waiting_for(key) as signal:
             while True:
                 signal.clear()
+                if (now := time.monotonic()) > noted + _WATCH_SECONDS / 2:
+                    with contextlib.suppress(StorageWriteError):  # On a replica it is only looked at.
+                        await self._client.write(repr(key), "SELECT note_watch(%s, %s)", key, _WATCH_SECONDS)
+                    noted = now
                 found = await self._content(key)
                 if watched is None and found is not None:
                     watched = found[0]
@@ -294,12 +359,10 @@ class PostgresStore:
                     for record in block.records:
                         yield seq, record
                         seq += 1
-                    pause = _POLL_SECONDS[0]
                     continue
                 if watched is not None and (found is None or found[0] != watched):
                     return
-                await signal.wait(pause)
-                pause = min(pause * 1.5, _POLL_SECONDS[1])
+                await signal.wait(_LOOK_SECONDS)
 
     # --- locks ------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from carrel.errors import CarrelError, DatasetInvalid, ProgramMissing
+from carrel.errors import CarrelError, DatasetInvalid, NoSamplesMade, ProgramMissing
 from carrel.tasks.environment import prepare_sample
 from carrel.tasks.git_history import Git, GitFailed
 from carrel.tasks.importers.layout import CommitFiles, can_solve, proposal, split, with_layout
@@ -230,7 +230,9 @@ async def import_history(
     candidates = await asyncio.to_thread(_candidates, git, commits, test_patterns, done)
     candidates = candidates[-limit:] if limit else candidates
     if not candidates:
-        raise DatasetInvalid(f"no commit in {commits} of {repo} touches both source and tests{_HOW_TO_NAME_TESTS}")
+        raise NoSamplesMade(
+            f"no commit in {commits} of {repo} touches both source and tests{_HOW_TO_NAME_TESTS}", done.left_out
+        )
     newest = candidates[-1]
     tests = [path for candidate in candidates for path in candidate.parts.tests]
     settings = await asyncio.to_thread(with_layout, settings, git, newest.commit, tests)
@@ -263,12 +265,13 @@ async def import_history(
             return sample
 
         made = [sample for sample in await in_parallel(one, candidates, workers) if sample is not None]
-        done.proposal = await asyncio.to_thread(proposal, git, newest.commit, reasons, tests)
+        done.proposal = await asyncio.to_thread(proposal, git, newest.commit, reasons, tests, settings)
         journal.remove()
         if not made:
             hint = f"; try {done.proposal}" if done.proposal else ""
-            raise DatasetInvalid(
-                f"none of {len(candidates)} commits became a sample; {newest_reason(candidates, done)}{hint}"
+            raise NoSamplesMade(
+                f"none of {len(candidates)} commits became a sample; {newest_reason(candidates, done)}{hint}",
+                done.left_out,
             )
         for sample in made:
             sample.files, sample.environment, sample.verify = BUNDLE, SampleEnvironment(), VerifySettings()
@@ -280,7 +283,8 @@ async def import_history(
 
 def newest_reason(candidates: Sequence[Candidate], done: ImportResult) -> str:
     """Why the newest commit was left out."""
-    left = next(left for left in done.left_out if left.what == candidates[-1].commit[:12])
+    # The last entry of a commit, because its unstable tests are listed before the reason.
+    left = next(left for left in reversed(done.left_out) if left.what == candidates[-1].commit[:12])
     return f"{left.what}: {left.why}"
 
 
@@ -311,14 +315,14 @@ def _candidates(git: Git, commits: str, patterns: Sequence[str], done: ImportRes
         listed = git.lines("rev-list", "--reverse", "--topo-order", "--parents", "--end-of-options", commits)
     except GitFailed as problem:
         raise DatasetInvalid(f"{commits!r} is not a range of commits here: {problem}") from None
+    histories = [line.split() for line in listed]
+    changed = _changed(git, [commit for commit, *parents in histories if len(parents) == 1])
     found = []
-    for line in listed:
-        commit, *parents = line.split()
+    for commit, *parents in histories:
         why = "a merge" if len(parents) > 1 else "the first commit" if not parents else ""
         if not why:
-            paths = [path for path in _changed(git, parents[0], commit) if path]
-            parts = split(paths, patterns)
-            why = _unfit(parts, len(paths))
+            parts = split(changed[commit], patterns)
+            why = _unfit(parts, len(changed[commit]))
         if why:
             done.left_out.append(SkippedItem(commit[:12], why))
             continue
@@ -328,9 +332,18 @@ def _candidates(git: Git, commits: str, patterns: Sequence[str], done: ImportRes
     return found
 
 
-def _changed(git: Git, parent: str, commit: str) -> list[str]:
-    names = git("diff-tree", "-r", "-z", "--name-only", "--no-renames", parent, commit)
-    return names.decode("utf-8", "surrogateescape").split("\0")
+def _changed(git: Git, commits: Sequence[str]) -> dict[str, list[str]]:
+    """Return the files that each of these commits changes, from one process: a long history has thousands."""
+    stdin = "".join(f"{commit}\n" for commit in commits).encode()
+    output = git("diff-tree", "--stdin", "-r", "-z", "--name-only", "--no-renames", stdin=stdin)
+    found: dict[str, list[str]] = {commit: [] for commit in commits}
+    paths: list[str] = []
+    for name in output.decode("utf-8", "surrogateescape").split("\0"):
+        if name in found:
+            paths = found[name]
+        elif name:
+            paths.append(name)
+    return found
 
 
 def _unfit(parts: CommitFiles, count: int) -> str:

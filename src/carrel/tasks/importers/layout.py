@@ -102,29 +102,50 @@ def has_modules(paths: Iterable[str]) -> bool:
     return any(re.fullmatch(r"src/([^/]+/__init__|[^/]+)\.py", path) for path in paths)
 
 
-def proposal(git: Git, commit: str, reasons: Iterable[str], tests: Iterable[str] = ()) -> str:
+def proposal(
+    git: Git, commit: str, reasons: Iterable[str], tests: Iterable[str] = (), settings: Mapping[str, Any] | None = None
+) -> str:
     """Options of `carrel datasets import` that may help; empty when the reasons name nothing that options can fix.
 
-    `tests` are the test files of the commits that were left out."""
+    `tests` are the test files of the commits that were left out; what is in `settings` is not proposed again."""
     text = "\n".join(reasons)
     if _NO_TEST_COLLECTED in text and (named := _not_collected(tests)):
         return f'--test-command "python -m pytest -q --junitxml={{report}} {named}" --dep pytest'
     try:
         top = set(_names(git, commit))
         if "package.json" in top and _MISSING_IN_NODE.search(text):
-            return '--setup "npm ci"' if "package-lock.json" in top else '--setup "npm install"'
+            command = "npm ci" if "package-lock.json" in top else "npm install"
+            return _not_given([f'--setup "{command}"'], settings)
         if not _is_missing_in_python(text):
             return ""
         project = _pyproject(git, commit) if "pyproject.toml" in top else {}
+        below_src = _names(git, commit, "src/")
     except (GitFailed, tomllib.TOMLDecodeError, UnicodeDecodeError):
         return ""
-    return options_for(project, "setup.py" in top)
+    options = _not_given(options_for(project, "setup.py" in top), settings)
+    own = {name.removeprefix("src/").partition("/")[0].removesuffix(".py") for name in (*top, *below_src)}
+    modules = [name for name in _missing_modules(text) if name not in own]
+    if options or not modules:
+        return options
+    # The names of a package and of its module may differ, so the package is not guessed.
+    return f"--dep PACKAGE with the package that has the module {' and the one that has '.join(modules)}"
+
+
+def _not_given(options: Iterable[str], settings: Mapping[str, Any] | None) -> str:
+    environment = (settings or {}).get("environment") or {}
+    given = {f'--setup "{command}"' for command in environment.get("setup") or ()}
+    given |= {f"--dep {shlex.quote(package)}" for package in environment.get("deps") or ()}
+    return " ".join(option for option in options if option not in given)
 
 
 def _is_missing_in_python(text: str) -> bool:
-    """Whether something is missing that can be installed: not a module that this Python was built without."""
-    modules = [name for name in _MISSING_MODULE.findall(text) if name not in sys.stdlib_module_names]
-    return bool(modules) or _MISSING_IN_PYTHON.search(text) is not None
+    """Whether something is missing that can be installed."""
+    return bool(_missing_modules(text)) or _MISSING_IN_PYTHON.search(text) is not None
+
+
+def _missing_modules(text: str) -> list[str]:
+    """Modules that were not found, without those that this Python was built without."""
+    return [name for name in dict.fromkeys(_MISSING_MODULE.findall(text)) if name not in sys.stdlib_module_names]
 
 
 def _not_collected(tests: Iterable[str]) -> str:
@@ -134,7 +155,7 @@ def _not_collected(tests: Iterable[str]) -> str:
     return shlex.join(sorted(odd))
 
 
-def options_for(project: Mapping[str, Any], has_setup_py: bool) -> str:
+def options_for(project: Mapping[str, Any], has_setup_py: bool) -> list[str]:
     """Options to install the project and what its tests need, from its `pyproject.toml`."""
     options = []
     extras = (project.get("project") or {}).get("optional-dependencies") or {}
@@ -146,7 +167,7 @@ def options_for(project: Mapping[str, Any], has_setup_py: bool) -> str:
     group = next((name for name in TEST_GROUPS if name in groups), "")
     if group and not extra:
         options += [f"--dep {shlex.quote(wanted)}" for wanted in _requirements(groups, group)]
-    return " ".join(options)
+    return options
 
 
 def _requirements(groups: Mapping[str, Any], group: str, seen: Sequence[str] = ()) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
-from carrel.errors import DatasetInvalid
+from carrel.errors import DatasetInvalid, NoSamplesMade
 from carrel.tasks.dataset import faults
 from carrel.tasks.importers.write import (
     ImportResult,
@@ -76,7 +76,7 @@ def import_swebench(
                 samples[sample.sample_id] = sample
         if not samples:
             why = f"; the first: {done.left_out[0].what}: {done.left_out[0].why}" if done.left_out else ": it is empty"
-            raise DatasetInvalid(f"no line of {file} could become a sample{why}")
+            raise NoSamplesMade(f"no line of {file} could become a sample{why}", done.left_out)
         write_settings(folder, {"name": into.name, **settings})
         write_samples(folder, samples.values())
         done.samples = list(samples)

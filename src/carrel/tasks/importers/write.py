@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import yaml
@@ -19,8 +19,7 @@ from carrel.tasks.dataset import DEFINITION, SAMPLES, Definition, settings_of
 from carrel.tasks.sample import Sample, plain_name
 
 
-@dataclass(frozen=True)
-class SkippedItem:
+class SkippedItem(NamedTuple):
     """Something that did not become a sample, and why."""
 
     what: str
@@ -35,6 +34,8 @@ class ImportResult:
     samples: list[str] = field(default_factory=list)
     """The ids of the new samples."""
     left_out: list[SkippedItem] = field(default_factory=list)
+    not_carried_over: list[SkippedItem] = field(default_factory=list)
+    """What samples have lost on the way: the id of a sample each time, and a setting of its task."""
     proposal: str = ""
     """Options that may turn commits that were left out into samples."""
 

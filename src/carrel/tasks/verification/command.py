@@ -32,7 +32,7 @@ from carrel.tasks.verification.recorder_log import (
     recorder_variables,
     split_recorder_lines,
 )
-from carrel.tasks.verification.reports import ReportKind, cases_in, kind_of_report
+from carrel.tasks.verification.reports import REWARDS, ReportKind, cases_in, kind_of_report
 from carrel.tasks.verification.text_reports import PACKAGE
 from carrel.tasks.verification.verdict import ReportedTests, TestCase, TestRun, claims_success, required_tests
 from carrel.wire.verification import Integrity
@@ -409,6 +409,9 @@ def _compared(sample: Sample, run: TestRun, uncompared: dict[str, str]) -> tuple
 
 
 async def _report(executor: Executor, sample: Sample, path: str, done: CommandResult) -> str | None:
+    if sample.verify.report == "reward":
+        found = await _read_text(executor, f"{REWARDS}/reward.json")
+        return (await _read_text(executor, f"{REWARDS}/reward.txt")) if found is None else found
     if sample.verify.reports:
         return await _read_report_files(executor, sample.verify.reports)
     if "{report}" not in sample.verify.command:
@@ -452,7 +455,7 @@ def _cases(text: str, kind: ReportKind) -> list[TestCase]:
 
 def _declared_kind(sample: Sample) -> ReportKind:
     """The kind of report that the sample names; `exit_code` when it is to be detected."""
-    if sample.verifier == "custom":
+    if sample.verifier == "custom" or sample.verify.report == "reward":
         return "json"
     return sample.verify.report if sample.verify.report != "auto" else "exit_code"
 

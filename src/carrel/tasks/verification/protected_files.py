@@ -246,6 +246,8 @@ class Protection:
         # Python finds metadata folders regardless of case.
         if _any(parts[-1:], RUNNER_FILES) or _any([part.lower() for part in parts], RUNNER_FOLDERS):
             return "it steers the test runner"
+        if self._sample.verify.tests is not None:
+            return None  # The tests are not in the workdir, and what is built there is a part of the work.
         if self._in_virtualenv(parts):
             return "a part of the environment that the tests run in"
         if self._linting and _any(parts[-1:], LINTER_FILES):
@@ -271,7 +273,8 @@ class Protection:
 
     def binary_reason(self, path: str, content: bytes) -> str | None:
         """Why a change with this content is not judged: it is a new compiled program."""
-        if content.startswith(_ELF) and path not in self._source and self._base.kind(path) is None:
+        is_work = path in self._source or self._sample.verify.tests is not None
+        if content.startswith(_ELF) and not is_work and self._base.kind(path) is None:
             return "built, not written; it is built again"
         return None
 

@@ -88,7 +88,7 @@ def recorder_variables(
     `marker_file` has the marker of the lines that Python's recorders write, `notes_file` is what the others write to.
     """
     env, program = sample.environment.env, f"{at}/carrel_test_program.py"
-    packages = FOR_COMMANDS if sample.environment.image else ""
+    packages = FOR_COMMANDS if sample.environment.in_container else ""
     machine = platform.machine().upper()
     return {
         "CARREL_RECORDER": marker_file,

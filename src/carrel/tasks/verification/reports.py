@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +16,8 @@ from carrel.errors import ReportUnreadable
 from carrel.tasks.verification.text_reports import cargo_cases, go_cases, looks_like, tap_cases, unittest_cases
 from carrel.tasks.verification.verdict import TestCase
 
+REWARDS = "/logs/verifier"
+"""Where Harbor's tests write reward.json or reward.txt."""
 ReportKind = Literal["junit", "go", "cargo", "tap", "unittest", "sarif", "json", "exit_code"]
 MAX_TESTS = 500_000
 """Tests in one JUnit report; the largest known suites have half as many."""
@@ -161,6 +164,24 @@ def grade_in(text: str) -> Grade:
             raise ReportUnreadable(f"the grader's is_success must be true or false, not {success!r}")
         return Grade(float(score), success, found.get("evidence"), str(found.get("message", "")))
     raise ReportUnreadable('the grader printed no JSON object with a "score"')
+
+
+def grade_of_rewards(text: str) -> Grade:
+    """The grade by Harbor's rewards: a number, or JSON of several, of which `reward` or the only one decides."""
+    try:
+        found = json.loads(text or "null")
+        rewards = found if isinstance(found, dict) else {"reward": found}
+        numbers = {name: float(value) for name, value in rewards.items() if type(value) in (int, float)}
+        if len(numbers) != len(rewards) or not all(map(math.isfinite, numbers.values())):
+            raise ValueError
+    except (ValueError, OverflowError, RecursionError):
+        shown = f"{text.strip()[:200]!r}, which is no number" if text.strip() else "nothing"
+        raise ReportUnreadable(f"the tests wrote {shown} as their reward below {REWARDS}") from None
+    decisive = numbers.get("reward", next(iter(numbers.values())) if len(numbers) == 1 else None)
+    if decisive is None:
+        names = ", ".join(sorted(numbers)) or "none"
+        raise ReportUnreadable(f"of several rewards, the one called `reward` decides; there is: {names}")
+    return Grade(min(max(decisive, 0.0), 1.0), decisive >= 1, numbers, f"reward {decisive:g}")
 
 
 def _objects(text: str) -> list[dict[str, Any]]:

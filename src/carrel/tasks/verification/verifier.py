@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from carrel.errors import CarrelError, ConfigurationError, ReportUnreadable, WorkerLost, WorkspaceLost
 from carrel.execution import temp_dirs
+from carrel.execution.config import Mount
 from carrel.execution.executor import Executor
 from carrel.tasks.environment import PreparedSample, open_executor, open_files, prepare_sample
 from carrel.tasks.sample import Sample, VerifierKind
@@ -28,7 +29,7 @@ from carrel.tasks.verification.command import CommandRun, guard_files, run_comma
 from carrel.tasks.verification.integrity import find_suspicious_uses
 from carrel.tasks.verification.protected_files import Protection, SampleFolder, restore_test_settings
 from carrel.tasks.verification.recorder_log import RECORDER_MODULES, recorder_mounts, write_manifest
-from carrel.tasks.verification.reports import grade_in
+from carrel.tasks.verification.reports import grade_in, grade_of_rewards
 from carrel.tasks.verification.verdict import is_satisfied, make_verdict
 from carrel.wire.verification import VerificationResult
 
@@ -58,7 +59,7 @@ class Verifier:
             async with executor.still if isinstance(executor, OverlayExecutor) else nullcontext():
                 exclude = self._protection.protected_reason
                 # An executor in a container has listed its files when it started, and compares with that.
-                base = None if self.sample.environment.image else self.prepared.workspace
+                base = None if self.sample.environment.in_container else self.prepared.workspace
                 changes = await read_changes(executor, exclude, base)
         except (CarrelError, OSError) as problem:
             return infrastructure_failure(self.sample, problem)
@@ -154,7 +155,10 @@ class Verifier:
         base = self.prepared.workspace
         try:
             files.chmod(0o755)  # In a container the tests run as another user.
-            executor = await open_executor(self.prepared, mounts=recorder_mounts(self.sample, files, base))
+            mounts = recorder_mounts(self.sample, files, base)
+            if self.sample.verify.tests is not None:
+                mounts = (*mounts, Mount(source=self.sample.verify.tests, at="/tests"))
+            executor = await open_executor(self.prepared, mounts=mounts)
             try:
                 await self._apply(source, executor)
             except WorkerLost as problem:
@@ -170,7 +174,7 @@ class Verifier:
 
     async def _apply(self, source: Changes, executor: Executor) -> None:
         """Apply the changes and the test patch to a new workspace; an image need not have git."""
-        if self.sample.environment.image and self.sample.test_patch.strip():
+        if self.sample.environment.in_container and self.sample.test_patch.strip():
             files = await open_files(self.prepared)
             try:
                 await self._apply_in_place(source, files)
@@ -263,9 +267,13 @@ def infrastructure_failure(sample: Sample, problem: Exception) -> VerificationRe
     )
 
 
+_NO_MODULES = {"tests", "test", "docs", "scripts"}
+"""Folders that some distributions install by mistake."""
+
+
 def protection_for(prepared: PreparedSample) -> Protection:
     """Which files are the sample's own."""
-    modules = _site_modules(prepared.python_folders) | RECORDER_MODULES
+    modules = _site_modules(prepared.python_folders) | (prepared.image_modules - _NO_MODULES) | RECORDER_MODULES
     return Protection(prepared.sample, SampleFolder(prepared.workspace), modules, SampleFolder(prepared.files.folder))
 
 
@@ -275,7 +283,7 @@ def _site_modules(folders: tuple[str, ...]) -> frozenset[str]:
     found = {
         path.name.partition(".")[0] for folder in folders for path in Path(folder).glob("lib/python3*/site-packages/*")
     }
-    return frozenset(name for name in found if name.isidentifier() and name not in ("tests", "test", "docs", "scripts"))
+    return frozenset(name for name in found if name.isidentifier()) - _NO_MODULES
 
 
 def shorten(text: str) -> str:
@@ -345,7 +353,8 @@ def _judge_custom(sample: Sample, runs: Sequence[CommandRun]) -> VerificationRes
         result.evidence.append(last.run.problem)
         return result
     try:
-        grade = grade_in(last.report or "")
+        read = grade_of_rewards if sample.verify.report == "reward" else grade_in
+        grade = read(last.report or "")
     except ReportUnreadable as problem:
         result.suite_ran, result.outcome = False, "tests_did_not_run"
         result.evidence.append(str(problem))

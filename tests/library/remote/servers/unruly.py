@@ -19,7 +19,7 @@ TOOLS = [
 ]
 
 
-def say(message: object) -> None:
+def say(message: dict[str, object]) -> None:
     sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
     sys.stdout.flush()
 
@@ -54,6 +54,7 @@ def do(what: str, request: object) -> dict[str, object] | None:
     if what in ("leave", "daemon"):
         leaving = ["setsid", "sleep", "3600"] if what == "leave" else ["sh", "-c", "setsid sleep 3600 & echo $!"]
         child = subprocess.Popen(leaving, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        assert child.stdout
         return text(str(child.pid) if what == "leave" else child.stdout.readline().decode())
     if what == "flood":
         while True:
@@ -114,13 +115,14 @@ for line in sys.stdin:
         continue
     elif method == "tools/list" and behaviour == "telltale":
         tale = {"type": "string", "description": f"a tale of {os.environ['TOKEN']}", "default": os.environ["TOKEN"]}
-        schema = {"type": "object", "properties": {"tale": tale}, "required": ["tale"]}
+        output_schema = {"type": "object", "properties": {"tale": tale}, "required": ["tale"]}
         padded = f"Tell a tale {'~' * 135} {os.environ['TOKEN']}"
-        result = {"tools": [{"name": "tell", "description": padded, "inputSchema": schema, "outputSchema": schema}]}
+        tool = {"name": "tell", "description": padded, "inputSchema": output_schema, "outputSchema": output_schema}
+        result = {"tools": [tool]}
     elif method == "tools/list":
         result = {"tools": TOOLS}
     elif method == "tools/call" and params["name"] == "do":
-        result = do(params["arguments"].get("what", ""), message["id"])
+        result = do(params["arguments"].get("what", ""), message["id"])  # type: ignore[assignment]
     elif method == "tools/call":
         result = text(json.dumps(params["arguments"]))
     else:

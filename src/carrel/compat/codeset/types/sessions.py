@@ -3,8 +3,7 @@
 from datetime import datetime
 from typing import Literal
 
-from carrel.compat.codeset.base_model import BaseModel
-from carrel.compat.codeset.types import ContainerInfo, ErrorInfo
+from carrel.compat.codeset.types import BaseModel, ContainerInfo, ErrorInfo
 from carrel.compat.codeset.types import VerificationResult as Result
 
 __all__ = ["JobStatus", "Result", "VerifyStartResponse", "VerifyStatusResponse"]

@@ -1,6 +1,6 @@
 """Events, ids and stored objects."""
 
-from carrel.compat.missing_names import refuse_missing
+from carrel.compat import refuse_missing
 from carrel.compat.oats.core.bus import EventBus, bus
 from carrel.compat.oats.core.id import generate_id
 from carrel.compat.oats.core.storage import Storage

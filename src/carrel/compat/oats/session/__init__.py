@@ -1,6 +1,6 @@
 """Sessions of typed messages."""
 
-from carrel.compat.missing_names import refuse_missing
+from carrel.compat import refuse_missing
 from carrel.compat.oats.session.message import Message, MessagePart, TextPart, ToolCallPart, ToolResultPart
 from carrel.compat.oats.session.session import (
     Session,
