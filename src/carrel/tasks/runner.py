@@ -320,11 +320,12 @@ async def _solve_and_judge(
         exit_code=ended.exit_code, timed_out=ended.timed_out, seconds=time.perf_counter() - began
     )
     result.tokens = ended.tokens
+    patch = ""
     try:
         try:
             patch = await session.diff()
         except WorkerLost:
-            patch = ""
+            pass  # The process has ended; what is in the workspace is judged all the same.
         verdict = _verdict_of(await session.verify())
     except (CarrelError, OSError) as problem:
         verdict = infrastructure_failure(sample, problem)
