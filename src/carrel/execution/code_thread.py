@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from carrel.execution.async_channel import Record
+from carrel.execution.channels import Record
 from carrel.execution.host_calls import known_errors
 from carrel.guest.worker import cell_output, tracebacks, values
 from carrel.guest.worker.cell_output import NoInput, no_input

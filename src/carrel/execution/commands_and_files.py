@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 
 from carrel.errors import ConfigurationError, ExecutorClosed, WorkerLost
 from carrel.execution import file_changes
-from carrel.execution.command_client import CommandClient, CommandRequest, CommandServerGone, OnPiece, Record, error_of
+from carrel.execution.channels import CommandClient, CommandRequest, CommandServerGone, OnPiece, Record, error_of
 from carrel.execution.config import ExecutorSettings, is_seconds
 from carrel.execution.executor import (
     CommandResult,

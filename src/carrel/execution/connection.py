@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from carrel.errors import ExecutionError
-from carrel.execution.async_channel import Record
-from carrel.execution.command_client import CommandClient, CommandServerGone
+from carrel.execution.channels import CommandClient, CommandServerGone, Record
 from carrel.execution.executor import Executor, Handler, RunClock
 from carrel.execution.host_calls import Calls
 from carrel.execution.recording import OnVariables, read_report

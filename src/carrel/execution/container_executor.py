@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from carrel.errors import CarrelError, ExecutorClosed, ForkRefused, SandboxUnavailable
 from carrel.execution import file_changes, temp_dirs
-from carrel.execution.command_client import CommandServerGone
+from carrel.execution.channels import CommandServerGone
 from carrel.execution.commands_and_files import CommandOutput, list_entries, tree_of
 from carrel.execution.config import ContainerConfig, Mount, path_of, settings_of
 from carrel.execution.connection import SpawnFailed, WorkerConnection

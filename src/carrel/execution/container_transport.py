@@ -18,8 +18,7 @@ from typing import Any
 
 import carrel.guest
 from carrel.errors import ConfigurationError
-from carrel.execution.async_channel import Record, framed_body, read_body
-from carrel.execution.command_client import CommandClient
+from carrel.execution.channels import CommandClient, Record, framed_body, read_body
 from carrel.execution.connection import Sink, SpawnFailed, TransportListener, fail
 from carrel.execution.docker_engine import Engine
 from carrel.execution.results import Ending, WorkerDied, ending_of

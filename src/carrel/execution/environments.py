@@ -46,12 +46,8 @@ class Environment:
     own: Path | None = None
     """A folder that only one session has, to be removed with it."""
 
-    @property
-    def path(self) -> str:
-        """Where its commands are."""
-        return os.path.dirname(self.python)
 
-
+@functools.cache
 def host_environment() -> Environment:
     """The interpreter that runs this program; nothing has to be made."""
     folders = _folders([sys.prefix, sys.base_prefix, sys.base_exec_prefix], sys.executable)
@@ -231,6 +227,7 @@ def _find_pip() -> list[str] | None:
     return [sys.executable, str(wheels[-1] / "pip")] if wheels else None
 
 
+@functools.cache
 def has_installer() -> bool:
     """Return whether packages can be installed on this machine: with uv or with pip."""
     return find_uv() is not None or _find_pip() is not None

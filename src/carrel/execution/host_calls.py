@@ -10,7 +10,7 @@ from typing import Any
 
 from carrel import errors
 from carrel.errors import CarrelError, ToolCallError
-from carrel.execution.async_channel import Record
+from carrel.execution.channels import Record
 from carrel.execution.executor import CallContext, Executor, Handler, RunClock, current_call
 from carrel.guest.channel import ChannelError
 from carrel.guest.worker import values

@@ -13,7 +13,7 @@ from typing import Any
 
 from carrel.errors import CarrelError, ConfigurationError, ExecutorClosed, ForkRefused
 from carrel.execution import file_changes, temp_dirs
-from carrel.execution.async_channel import Record
+from carrel.execution.channels import CommandClient, CommandServerGone, Record
 from carrel.execution.code_thread import (
     CodeThread,
     RunStreams,
@@ -23,7 +23,6 @@ from carrel.execution.code_thread import (
     renew_streams,
     use_streams,
 )
-from carrel.execution.command_client import CommandClient, CommandServerGone
 from carrel.execution.commands_and_files import CommandsAndFiles
 from carrel.execution.config import InProcessConfig, settings_of
 from carrel.execution.connection import CommandServers

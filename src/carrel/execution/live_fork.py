@@ -6,7 +6,7 @@ import asyncio
 import socket
 
 from carrel.errors import ForkRefused
-from carrel.execution.async_channel import Record
+from carrel.execution.channels import Record
 from carrel.execution.connection import READY, SpawnFailed, WorkerConnection
 from carrel.execution.executor import Handler
 from carrel.execution.local_transport import LocalConnection, LocalTransport

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import socket
@@ -13,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from carrel.errors import ConfigurationError
-from carrel.execution.async_channel import AsyncChannel, Record
-from carrel.execution.command_client import CommandClient
+from carrel.execution.channels import AsyncChannel, CommandClient, Record
 from carrel.execution.connection import READY, Sink, SpawnFailed, TransportListener, WorkerConnection
 from carrel.execution.output import Discard, OutputPipe, refuse_the_last
 from carrel.execution.results import Ending, WorkerDied, ending_of
@@ -95,8 +95,8 @@ class LocalTransport:
         return made
 
     def _close_write_ends(self) -> None:
-        self.stdout.handed_over()
-        self.stderr.handed_over()
+        for pipe in (self.stdout, self.stderr):
+            pipe.handed_over()
 
     async def wait_for_process(self, step: str) -> None:
         # Init may report later than the worker; until then there is no process to interrupt.
@@ -235,13 +235,11 @@ class LocalTransport:
         self._worker_ended.set()
         if self._channel is not None:
             self._channel.read_rest()
-            self._channel.close()
         self.listener.on_end("its process ended")
 
     def _init_ended(self, reason: str) -> None:
         if self._channel is not None:
             self._channel.read_rest()
-            self._channel.close()
         self._process_known.set()
         self.drop_snapshot()
         self.listener.on_servers_lost()
@@ -503,11 +501,16 @@ def _mark_retrieved(answer: asyncio.Future[Record]) -> None:
         answer.exception()
 
 
-class MemoryKills:
-    """How often the kernel has killed something in a session's cgroup because memory ran out.
+@functools.cache
+def _memory_folder() -> str:
+    """The cgroup below which the memory of sessions is limited; found once."""
+    return found.folder if (found := hierarchies().get("memory")) is not None else ""
 
-    The kernel's count only grows, so it is read when a request starts and compared later. A session and its forks have
-    one cgroup."""
+
+class MemoryKills:
+    """How often the kernel has killed something in the cgroup of a session and its forks because memory ran out.
+
+    The kernel's count only grows, so it is read when a request starts and compared later."""
 
     def __init__(self, file: int = -1) -> None:
         self._file = file
@@ -516,16 +519,13 @@ class MemoryKills:
     @classmethod
     def of(cls, init: int) -> MemoryKills:
         """Of the session with this first process; one that counts nothing where there is no memory cgroup."""
-        hierarchy = hierarchies().get("memory")
-        rows: list[str] = []
-        if hierarchy is not None:
-            with suppress(OSError):
-                rows = Path(f"/proc/{init}/cgroup").read_text(encoding="utf-8").splitlines()
-        for _, controllers, path in (row.split(":", 2) for row in rows):
-            if hierarchy is not None and ("" in (names := controllers.split(",")) or "memory" in names):
+        with suppress(OSError):
+            rows = Path(f"/proc/{init}/cgroup").read_text(encoding="utf-8").splitlines() if _memory_folder() else []
+            for _, controllers, path in (row.split(":", 2) for row in rows):
                 for name in ("memory.events", "memory.oom_control"):
-                    with suppress(FileNotFoundError):
-                        return cls(os.open(Path(hierarchy.folder) / Path(path).name / name, os.O_RDONLY | os.O_CLOEXEC))
+                    file = f"{_memory_folder()}/{Path(path).name}/{name}"
+                    if {"", "memory"} & set(controllers.split(",")) and os.path.exists(file):
+                        return cls(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
         return cls()
 
     def shared(self) -> MemoryKills:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from carrel.execution.async_channel import Record
+from carrel.execution.channels import Record
 from carrel.guest.channel import ChannelError
 from carrel.guest.worker.recording import MAX_BYTES, MAX_VARIABLES
 

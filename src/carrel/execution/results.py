@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from carrel.errors import ExecutorClosed, WorkerLost
-from carrel.execution.async_channel import Record
+from carrel.execution.channels import Record
 from carrel.execution.config import is_seconds
 from carrel.execution.executor import ExecutionResult, RunUsage, Variable
 from carrel.guest.worker import values

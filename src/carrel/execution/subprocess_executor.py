@@ -43,6 +43,8 @@ class SubprocessExecutor(WorkerExecutor):
         super().__init__(handlers)
         self.config = settings_of(self, SubprocessConfig, config)
         self._confinement: Confinement | None = None
+        self._capabilities: set[str] = set()
+        """Without those that depend on the packages."""
         self._why_no_fork: str | None = None
         self._scratch: Path | None = None
         self._kept: list[_Checkpoint] = []
@@ -116,7 +118,8 @@ class SubprocessExecutor(WorkerExecutor):
             origin = Origin(found.parts, config.network, str(source.absolute()) if source is not None else None)
             self._state = StateFolder(self._state_path, origin)
         self._look_at_workspace(found.confined)
-        self._confinement, self._why_no_fork = found, found.why_no_fork(config)
+        self._capabilities, self._why_no_fork = found.capabilities(config), found.why_no_fork(config)
+        self._confinement = found
 
     def _look_at_workspace(self, confined: bool) -> None:
         """Remember the workspace at the start; without a file system of its own the session works on a copy."""
@@ -174,7 +177,7 @@ class SubprocessExecutor(WorkerExecutor):
         home = path_of(config.home)
         own = f"{HOME}/.local/bin:" if home is not None else ""
         first = f"{OWN_ENVIRONMENT}/bin:" if home is not None and (home / ".venv" / "bin").is_dir() else ""
-        path = f"{first}{packages.environment.path}:{added}/bin:{own}{SYSTEM_PATH}"
+        path = f"{first}{os.path.dirname(packages.environment.python)}:{added}/bin:{own}{SYSTEM_PATH}"
         return {
             "packages": added,
             "env": {"PATH": path, "PYTHONPATH": packages.path_of_commands(), **config.env},
@@ -206,8 +209,9 @@ class SubprocessExecutor(WorkerExecutor):
             super()._files_gone(result)
 
     def supported_capabilities(self) -> set[str]:
-        known = self._confinement or confinement(sandbox_mode(self.config.sandbox), self.config)
-        found = known.capabilities(self.config)
+        found = set(self._capabilities)
+        if self._confinement is None:
+            found = confinement(sandbox_mode(self.config.sandbox), self.config).capabilities(self.config)
         if self.config.allow_runtime_deps and (
             has_installer() if self._packages is None else self._packages.can_install()
         ):
@@ -344,7 +348,7 @@ class SubprocessExecutor(WorkerExecutor):
             if self._packages is not None:
                 fork._packages = self._packages
                 self._packages.users += 1
-            fork._confinement = self._confinement
+            fork._confinement, fork._capabilities = self._confinement, self._capabilities
             fork._before = self._before
             fork.lost, fork.holds = self.lost, self.holds
             return fork

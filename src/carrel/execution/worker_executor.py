@@ -9,8 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapp
 from typing import Any, Self
 
 from carrel.errors import CarrelError, ExecutorClosed, WorkerLost, WorkspaceLost
-from carrel.execution.async_channel import Record
-from carrel.execution.command_client import CommandClient, CommandServerGone
+from carrel.execution.channels import CommandClient, CommandServerGone, Record
 from carrel.execution.commands_and_files import CommandsAndFiles
 from carrel.execution.config import ProcessSettings
 from carrel.execution.connection import Recovery, StateFile, WorkerConnection

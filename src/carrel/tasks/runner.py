@@ -8,6 +8,7 @@ import re
 import shlex
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -322,10 +323,8 @@ async def _solve_and_judge(
     result.tokens = ended.tokens
     patch = ""
     try:
-        try:
+        with suppress(WorkerLost):  # The process has ended; what is in the workspace is judged all the same.
             patch = await session.diff()
-        except WorkerLost:
-            pass  # The process has ended; what is in the workspace is judged all the same.
         verdict = _verdict_of(await session.verify())
     except (CarrelError, OSError) as problem:
         verdict = infrastructure_failure(sample, problem)

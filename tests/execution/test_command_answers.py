@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from carrel.errors import WorkerLost
-from carrel.execution.command_client import CommandClient, error_of
+from carrel.execution.channels import CommandClient, error_of
 from carrel.execution.commands_and_files import CommandsAndFiles
 from carrel.execution.packages import Packages
 from carrel.guest.channel import encode_record

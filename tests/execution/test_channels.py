@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from carrel.execution.async_channel import AsyncChannel, Record
+from carrel.execution.channels import AsyncChannel, Record
 from carrel.execution.config import SubprocessConfig
 from carrel.execution.local_transport import InitClient
 from carrel.execution.output import Discard, OutputPipe
