@@ -356,6 +356,8 @@ class RemoteError(CarrelError, RuntimeError):
         """The `detail` of the server's answer."""
         self.retry_after: float | None = None
         """Seconds after which the request may be repeated, if the server says so."""
+        self.request_id: str | None = None
+        """The id of the request, which the server's logs and traces have too."""
 
 
 class KeyNotAccepted(RemoteError, PermissionError):

@@ -17,6 +17,7 @@ import orjson
 
 from carrel.errors import CarrelError
 from carrel.guest.worker.values import safe_repr
+from carrel.request_id import current_request
 from carrel.storage.base import Store
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ class Step:
     """The run that made this call."""
     message: str | None = None
     """The id of the conversation's last message when the step started."""
+    request: str | None = None
+    """The id of the HTTP request that caused the step."""
     id: str = field(default_factory=lambda: os.urandom(8).hex())
     started_at: float = field(default_factory=time.time)
     started: float = field(default_factory=time.perf_counter)
@@ -107,7 +110,9 @@ class StepRecorder:
     def start(self, kind: Kind, name: str, parent: Step | None = None) -> Step:
         text = name if isinstance(name, str) else safe_repr(name, _MAX_TEXT)
         # Redact before cutting: half a secret would not be recognized.
-        step = Step(kind, self._redact(_to_utf8(text))[:_MAX_TEXT], parent, self._last_message())
+        # A call is answered in a task of the connection, which knows no request; the run that it belongs to does.
+        request = parent.request if parent is not None else current_request.get()
+        step = Step(kind, self._redact(_to_utf8(text))[:_MAX_TEXT], parent, self._last_message(), request)
         for listener in self._listeners:
             listener.on_start(step)
         return step
@@ -261,7 +266,7 @@ def _line(step: Step) -> bytes:
     }
     if step.parent is not None:
         line["parent"] = step.parent.id
-    for name in ("message", "error_type", "error", "sizes"):
+    for name in ("message", "request", "error_type", "error", "sizes"):
         if value := getattr(step, name):
             line[name] = value
     line.update(step.facts)
@@ -299,6 +304,8 @@ class OtelExporter:
             "carrel.step.kind": step.kind,
             "carrel.step.id": step.id,
         }
+        if step.request is not None:
+            attributes["carrel.request.id"] = step.request
         name = f"{step.kind} {step.name}"
         if step.kind in ("tool", "workflow", "run"):
             name = f"execute_tool {called}"

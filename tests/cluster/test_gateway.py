@@ -209,9 +209,25 @@ def test_the_page_shows_the_sessions_of_all_nodes(cluster: ClusterProcesses, spr
             assert "checkpoints" in page.get(f"/s/{session_id}/tree", headers={"Accept": "application/json"}).json()
 
 
-def test_a_request_id_goes_through(client: httpx.Client) -> None:
-    assert client.get("/health", headers={"X-Request-Id": "abc-1"}).headers["x-request-id"] == "abc-1"
-    assert client.get("/health", headers={"X-Request-Id": "a b"}).headers["x-request-id"] != "a b"
+def test_one_id_joins_the_gateway_and_the_trace_on_the_node(new_cluster: NewCluster) -> None:
+    cluster = new_cluster()
+    node = cluster.add_node("n1", "--log-requests")
+    gateway = cluster.add_gateway("--log-requests")
+    with cluster.client() as client:
+        assert client.get("/health", headers={"X-Request-Id": "abc-1"}).headers["x-request-id"] == "abc-1"
+        session_id = create_session(client)
+        url, body = f"/sessions/{session_id}/exec", {"command": "true"}
+        own = client.post(url, json=body, headers={"X-Request-Id": "mine", "Prefer": "wait=50"})
+        made = client.post(url, json=body, headers={"X-Request-Id": "a b", "Prefer": "wait=50"})
+        ids = [answer.headers.get_list("x-request-id") for answer in (own, made)]
+        assert ids[0] == ["mine"]
+        steps = client.get(f"/sessions/{session_id}/trace").json()["lines"]
+        assert [[step["request"]] for step in steps if step["kind"] == "command"] == ids
+    [passed_on] = [line for line in gateway.stderr.splitlines() if "(request mine)" in line]
+    assert passed_on.startswith(f"note: POST /api/v1{url}: 200 after ")
+    assert " by node n1 " in passed_on
+    [answered] = [line for line in node.stderr.splitlines() if "(request mine)" in line]
+    assert answered.startswith(f"note: POST /api/v1{url}: 200 after ")
 
 
 def test_metrics_of_the_gateway(client: httpx.Client) -> None:

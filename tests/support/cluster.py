@@ -109,10 +109,10 @@ class ClusterProcesses:
         self.nodes[name] = node
         return node.start()
 
-    def add_gateway(self, *, store: str | None = None, port: int = 0) -> CarrelProcess:
+    def add_gateway(self, *options: object, store: str | None = None, port: int = 0) -> CarrelProcess:
         """Start a gateway that sees all nodes that were started."""
         number = len(self.gateways)
-        words = ["gateway", "--port", port, "--store", store or self.store]
+        words = ["gateway", "--port", port, "--store", store or self.store, *options]
         gateway = CarrelProcess(self.folder / f"gateway-{number}", *words).start()
         self.gateways.append(gateway)
         with self.client(gateway) as client:

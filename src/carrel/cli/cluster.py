@@ -11,7 +11,7 @@ import typer
 
 from carrel import cluster as clusters
 from carrel.cli.exit_codes import WrongUsage
-from carrel.cli.options import SERVER, Json, command, group, parse_age
+from carrel.cli.options import SERVER, Json, LogRequests, command, group, parse_age
 from carrel.cli.output import Column, flush, print_json, print_table, print_text
 from carrel.wire.answers import NodeInfo
 
@@ -35,6 +35,7 @@ async def gateway(
     store: SharedStore,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="PORT", help="The port; 0 for any free one.", min=0, max=65535)] = 8700,
+    log_requests: LogRequests = False,
     as_json: Json = False,
 ) -> None:
     """Serve one URL in front of all nodes of a cluster until Ctrl-C.
@@ -49,7 +50,7 @@ async def gateway(
             print_text("Ctrl-C stops the gateway; the nodes and their sessions go on.", "dim")
         flush()
 
-    await clusters.serve_gateway(store, host, port, listening)
+    await clusters.serve_gateway(store, host, port, listening, log_requests=log_requests)
 
 
 RayAddress = Annotated[

@@ -29,6 +29,7 @@ from carrel.errors import (
     ToolCallError,
     WorkflowExecutionError,
 )
+from carrel.request_id import with_request_id
 from carrel.text import single_line
 
 DONE, FAILED, WRONG_USAGE, MACHINE_LACKS, BUG, INTERRUPTED = 0, 1, 2, 3, 70, 130
@@ -124,7 +125,7 @@ def is_undecodable(word: str) -> bool:
 
 class _NoteFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return f"note: {single_line(record.getMessage())}"
+        return f"note: {with_request_id(single_line(record.getMessage()))}"
 
 
 def _report(problem: Exception) -> int:

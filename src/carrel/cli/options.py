@@ -86,6 +86,9 @@ Base = Annotated[
 ]
 Id = Annotated[str, typer.Argument(metavar="ID", help="A session: its id, the start of its id, or `last`.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+LogRequests = Annotated[
+    bool, typer.Option("--log-requests", help="Print a line with time and id for each request to standard error.")
+]
 Limit = Annotated[int, typer.Option(metavar="N", min=1, help="Maximum number to show.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 OlderThan = Annotated[str, typer.Option(metavar="AGE", help="An age: 12h, 30d or 8w.")]

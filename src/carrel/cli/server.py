@@ -23,6 +23,7 @@ from carrel.cli.options import (
     CacheFolder,
     DatasetsFolder,
     Json,
+    LogRequests,
     Network,
     SessionName,
     Timeout,
@@ -113,6 +114,7 @@ async def serve(
             help="With --join: what happens to the sessions when the store cannot be reached: freeze or end.",
         ),
     ] = "freeze",
+    log_requests: LogRequests = False,
     as_json: Json = False,
 ) -> None:
     """Serve sessions over HTTP until Ctrl-C."""
@@ -141,6 +143,7 @@ async def serve(
         name=_node_name(name, port) if join else "main",
         lease=lease,
         on_store_lost=_one_of("--on-store-lost", on_store_lost, server.STORE_LOST_MODES),
+        log_requests=log_requests,
     )
 
     def listening(url: str, key: str | None) -> None:

@@ -55,8 +55,12 @@ def error_from(status: int, body: bytes, headers: Mapping[str, str], action: str
     kind = _OF_NODES.get(code) or _BY_STATUS.get(status) or (ServerFailed if status >= 500 else RemoteError)
     text = _detail_text(detail) or f"no reason given (HTTP {status})"
     hint = " Give api_key= or set CARREL_API_KEY." if status == 401 else ""
-    remote = kind(f"{action}: {text}{'' if text.endswith('.') or not hint else '.'}{hint}", status, detail)
+    id_ = headers.get("x-request-id")
+    # Only where the server's log may say more.
+    mark = f" (request {id_})" if id_ and status >= 500 and id_ not in text else ""
+    remote = kind(f"{action}: {text}{'' if text.endswith('.') or not hint else '.'}{hint}{mark}", status, detail)
     remote.retry_after = retry_after(headers)
+    remote.request_id = id_
     own = None if status in (401, 429) or status >= 500 else exception_named(code)
     if own is None or isinstance(remote, own):
         return remote

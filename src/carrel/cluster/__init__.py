@@ -28,10 +28,14 @@ async def open_ray(store: str, address: str, words: Sequence[str]) -> AsyncItera
         yield RayNodes(cluster, ["--store", store, *words], resolve_carrel_home() / "nodes")
 
 
-async def serve_gateway(store: str | Path | None, host: str, port: int, on_listening: Callable[[str], None]) -> None:
+async def serve_gateway(
+    store: str | Path | None, host: str, port: int, on_listening: Callable[[str], None], *, log_requests: bool = False
+) -> None:
     """Serve a gateway until a signal; `on_listening` gets its URL."""
     try:
         from carrel.cluster.gateway import serve  # noqa: PLC0415 -- needs the extra `server`
+        from carrel.server import ServerSettings  # noqa: PLC0415
     except ModuleNotFoundError as problem:
         raise MissingExtra("the gateway needs", "server") from problem
-    await serve(store, host, port, on_listening)
+    settings = ServerSettings(host=host, port=port, store=store, log_requests=log_requests)
+    await serve(settings, on_listening)

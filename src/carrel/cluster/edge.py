@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import time
-from uuid import uuid4
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from carrel.errors import StorageError, StorageUnavailable
-from carrel.server.middleware import SECURITY_HEADERS, HttpMetrics
+from carrel.request_id import HEADER
+from carrel.server.middleware import SECURITY_HEADERS, HttpMetrics, log_request, take_request_id
 from carrel.server.responses import PREFIX, send_error
 
-_REQUEST_ID = re.compile(rb"[\w.-]{1,100}")
 _SESSION_ROUTES = {
     *("exec", "interactions", "run", "interrupt", "variables", "files", "str_replace", "diff", "verify", "fork"),
     *("conversation", "trace", "events", "checkpoints", "rewind", "pause", "resume"),
@@ -28,20 +26,19 @@ class Edge:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _answer_lifespan(receive, send)
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
             return
         started_at, status = time.perf_counter(), 500
-        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        name = given if _REQUEST_ID.fullmatch(given) else uuid4().hex.encode()
-        scope.setdefault("state", {})["http_id"] = name
+        id_ = take_request_id(scope)
 
         async def send_noted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 there = {header for header, _ in message["headers"]}
-                added = [pair for pair in (*SECURITY_HEADERS, (b"x-request-id", name)) if pair[0] not in there]
+                added = [pair for pair in (*SECURITY_HEADERS, (HEADER, id_)) if pair[0] not in there]
                 message = {**message, "headers": [*message["headers"], *added]}
             await send(message)
 
@@ -51,7 +48,16 @@ class Edge:
             await send_error(send_noted, 503, str(problem), StorageUnavailable, [(b"retry-after", b"1")])
         finally:
             route = _route_of(scope["path"])
-            self._metrics.add_request(scope["method"], route, status, time.perf_counter() - started_at)
+            seconds = time.perf_counter() - started_at
+            self._metrics.add_request(scope["method"], route, status, seconds)
+            log_request(scope, status, seconds, scope["state"].get("passed_to", ""))
+
+
+async def _answer_lifespan(receive: Receive, send: Send) -> None:
+    message: Message = {}
+    while message.get("type") != "lifespan.shutdown":
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
 
 
 def _route_of(path: str) -> str:

@@ -109,6 +109,8 @@ class _Request:
     receive: Receive
     send: Send
     id: str
+    state: dict[str, Any]
+    """Of the ASGI scope, for what the edge says about the request."""
     has_key: bool = False
     """Whether the client sent an Idempotency-Key."""
     status: int = 0
@@ -213,11 +215,6 @@ class Gateway:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
-            return
-        if scope["type"] != "http":
-            return
         request = await self._read(scope, receive, send)
         if request is None:
             return
@@ -269,7 +266,7 @@ class Gateway:
         query: bytes = scope.get("query_string", b"")
         name = request_id(key, scope["path"], given) if method == "POST" and key is not None else ""
         target = raw_path + (b"?" + query if query else b"")
-        return _Request(method, scope["path"], target, headers, body, receive, send, name, has_key)
+        return _Request(method, scope["path"], target, headers, body, receive, send, name, scope["state"], has_key)
 
     async def _answer(self, request: _Request) -> None:
         parts = request.path.removeprefix(PREFIX).strip("/").split("/")
@@ -441,6 +438,7 @@ class Gateway:
         while True:
             try:
                 connection = await node.connections.take(fresh=fresh)
+                request.state["passed_to"] = f" by node {node.info.name}"
             except NotConnected:
                 node.is_refusing = True
                 self.metrics.failures.labels("refused").inc()
@@ -513,14 +511,6 @@ async def _read_body(receive: Receive) -> bytes | None:
     return None
 
 
-async def _lifespan(receive: Receive, send: Send) -> None:
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return
-
-
 @asynccontextmanager
 async def open_gateway(store: str | Path | None) -> AsyncIterator[tuple[Gateway, ApiKeys]]:
     """Open the store of a cluster, and a gateway that looks at its nodes."""
@@ -536,15 +526,16 @@ async def open_gateway(store: str | Path | None) -> AsyncIterator[tuple[Gateway,
         await storage.close()
 
 
-async def serve(store: str | Path | None, host: str, port: int, on_listening: Callable[[str], None]) -> None:
+async def serve(settings: ServerSettings, on_listening: Callable[[str], None]) -> None:
     """Serve a gateway until a signal; `on_listening` gets its URL."""
-    async with open_gateway(store) as (gateway, keys):
-        app = gateway.app(keys, ServerSettings(host=host, port=port, store=store))
+    async with open_gateway(settings.store) as (gateway, keys):
+        app = gateway.app(keys, settings)
 
         async def end() -> None:
             """Nothing is kept here: what is under way is answered, and that is all."""
 
-        with bind(host, port) as bound:
-            url = url_of(bound, host) + PREFIX
-            listener = Listener(uvicorn_config(app), on_listening=lambda: on_listening(url), on_end=end)
+        with bind(settings.host, settings.port) as bound:
+            url = url_of(bound, settings.host) + PREFIX
+            config = uvicorn_config(app, log_requests=settings.log_requests)
+            listener = Listener(config, on_listening=lambda: on_listening(url), on_end=end)
             await listener.serve(sockets=[bound])

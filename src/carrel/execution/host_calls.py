@@ -15,6 +15,7 @@ from carrel.execution.executor import CallContext, Executor, Handler, RunClock, 
 from carrel.guest.channel import ChannelError
 from carrel.guest.worker import values
 from carrel.guest.worker.host_calls import MAX_CALLS
+from carrel.request_id import current_request
 
 MOST_OPEN = 2 * MAX_CALLS
 """Twice what a worker asks at once: those that it has given up may not have ended yet."""
@@ -130,6 +131,8 @@ class Calls:
         answer: Record = {"op": "answer", "call": number}
         call = CallContext(self._executor, self._written, self._clock)
         current_call.set(call)
+        # This task was begun by the connection, which was opened for another request.
+        current_request.set(None)
         try:
             value = await handler_for(self._handlers, name)(name, args, kwargs)
             answer["value"] = whole(name, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +15,17 @@ from starlette.types import ASGIApp
 
 from carrel.errors import ConfigurationError, ServerBusy
 from carrel.execution import temp_dirs
+from carrel.request_id import with_request_id
 from carrel.server.auth import ApiKeys, AuthMiddleware
 from carrel.server.dependencies import add_error_handlers
 from carrel.server.listener import Listener, bind, is_loopback, url_of
-from carrel.server.middleware import BodyLimitMiddleware, EdgeMiddleware, IdempotencyMiddleware, Metrics
+from carrel.server.middleware import (
+    BodyLimitMiddleware,
+    EdgeMiddleware,
+    IdempotencyMiddleware,
+    Metrics,
+    requests_logger,
+)
 from carrel.server.node import FrozenMiddleware, Node
 from carrel.server.responses import PREFIX
 from carrel.server.routes import datasets, sessions, workspace
@@ -107,7 +115,8 @@ async def _listen(
             node.start(lambda: manager.info(node.url), lambda: asyncio.ensure_future(manager.end_all(_STORE_LOST)))
         on_listening()
 
-    listener = Listener(uvicorn_config(create_app(manager, keys)), on_listening=listening, on_end=manager.shutdown)
+    config = uvicorn_config(create_app(manager, keys), log_requests=manager.settings.log_requests)
+    listener = Listener(config, on_listening=listening, on_end=manager.shutdown)
     watcher = asyncio.create_task(_end_when_lost(manager, listener))
     try:
         await listener.serve(sockets=[bound])
@@ -140,12 +149,31 @@ async def _end_when_lost(manager: SessionManager, listener: Listener) -> None:
     listener.end()
 
 
-def uvicorn_config(app: ASGIApp) -> uvicorn.Config:
-    """Return how uvicorn serves an app."""
+class _LogFormatter(logging.Formatter):
+    """What uvicorn reports, with the id of the request."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return with_request_id(super().formatMessage(record))
+
+
+_LOG_CONFIG = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"()": _LogFormatter, "fmt": "%(levelname)s: %(message)s"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "loggers": {"uvicorn": {"handlers": ["stderr"], "propagate": False}},
+}
+
+
+def uvicorn_config(app: ASGIApp, *, log_requests: bool = False) -> uvicorn.Config:
+    """Return how uvicorn serves an app; with `log_requests`, a line is logged for each request."""
+    if log_requests:
+        requests_logger.setLevel(logging.INFO)
     return uvicorn.Config(
         app,
         loop="asyncio",
         log_level="warning",
+        log_config=_LOG_CONFIG,
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=_LAST_ANSWERS_SECONDS,

@@ -36,6 +36,7 @@ from carrel.errors import (
     StorageError,
     TooManySessions,
 )
+from carrel.request_id import current_request, with_request_id
 from carrel.server.auth import ApiKey
 from carrel.server.middleware import Metrics
 from carrel.server.records import now
@@ -226,7 +227,10 @@ async def _http_error(request: Request, problem: Exception) -> JSONResponse:
 
 async def _bug(request: Request, problem: Exception) -> JSONResponse:
     """Answer an unexpected error; its traceback is in the server's log."""
-    return JSONResponse({"detail": "a bug in carrel; see the server's log", "code": type(problem).__name__}, 500)
+    # This handler stands outside of the middlewares.
+    id_ = current_request.get() or ""
+    detail = with_request_id("a bug in carrel; see the server's log")
+    return JSONResponse({"detail": detail, "code": type(problem).__name__}, 500, headers={"X-Request-Id": id_})
 
 
 def _conflict(problem: Exception) -> JSONResponse:

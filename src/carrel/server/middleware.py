@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import re
 import time
 from collections import OrderedDict
@@ -14,9 +15,12 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from carrel.errors import RequestRefused, StorageError
+from carrel.request_id import HEADER, request_id_from
 from carrel.server.auth import ApiKey
 from carrel.server.records import AnswerStore, KeptAnswer, session_id_from
 from carrel.server.responses import PREFIX, send_error, send_json
+
+requests_logger = logging.getLogger("carrel.requests")
 
 _MAX_ANSWER = 1024 * 1024
 """Bytes of an answer that is kept; a larger one is not."""
@@ -70,7 +74,7 @@ class Metrics(HttpMetrics):
 
 
 class EdgeMiddleware:
-    """Counts every request, and adds security headers to every answer."""
+    """Gives every request an id, counts it, and adds security headers to every answer."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -81,13 +85,14 @@ class EdgeMiddleware:
             await self._app(scope, receive, send)
             return
         start = time.perf_counter()
+        id_ = take_request_id(scope)
         status, has_started = 500, False
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status, has_started
             if message["type"] == "http.response.start":
                 status, has_started = message["status"], True
-                headers = [*message.get("headers", []), *SECURITY_HEADERS]
+                headers = [*message.get("headers", []), *SECURITY_HEADERS, (HEADER, id_)]
                 if scope["path"].startswith(PREFIX):
                     headers.append(_DATA_ONLY)
                 message = {**message, "headers": headers}
@@ -102,7 +107,24 @@ class EdgeMiddleware:
             await send_error(send_with_headers, 503, str(problem), type(problem), [(b"retry-after", b"1")])
         finally:
             route = getattr(scope.get("route"), "path", "unknown").removeprefix(PREFIX)
-            self._metrics.add_request(str(scope["method"]), route, status, time.perf_counter() - start)
+            seconds = time.perf_counter() - start
+            self._metrics.add_request(str(scope["method"]), route, status, seconds)
+            log_request(scope, status, seconds)
+
+
+def take_request_id(scope: Scope) -> bytes:
+    """Return the id of a request, from its header or a new one. Logs and traces of this task have it from now on."""
+    sent = next((value for name, value in scope["headers"] if name == HEADER), b"")
+    id_ = request_id_from(sent).encode()
+    scope.setdefault("state", {})["http_id"] = id_
+    return id_
+
+
+def log_request(scope: Scope, status: int, seconds: float, where: str = "") -> None:
+    """Write a line for a request; only `--log-requests` shows it."""
+    if requests_logger.isEnabledFor(logging.INFO):
+        line = "%s %s: %d after %.1f ms%s"
+        requests_logger.info(line, scope["method"], scope["path"], status, seconds * 1000, where)
 
 
 class BodyTooLarge(HTTPException):

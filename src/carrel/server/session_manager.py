@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from datetime import timedelta
 
 from carrel.errors import (
@@ -24,6 +25,7 @@ from carrel.errors import (
     TooManySessions,
 )
 from carrel.execution.executor import OnOutput
+from carrel.request_id import current_request
 from carrel.server.approvals import ApprovalQueue
 from carrel.server.executor_pool import ExecutorPool
 from carrel.server.hosted_session import (
@@ -254,6 +256,7 @@ class SessionManager:
 
     async def _pause_hosted(self, session_id: str) -> None:
         """Another process has asked for the session, or taken it over."""
+        current_request.set(None)
         hosted = self._hosted.get(session_id)
         if hosted is not None:
             await self._end(hosted, "another process paused it", closed=True)
@@ -530,7 +533,8 @@ class SessionManager:
             reason = await hosted.wait_over()
             await self._end(hosted, reason)
 
-        task = asyncio.create_task(end_when_over())
+        # Its context is empty: the end of a session is no part of the request that created it.
+        task = asyncio.create_task(end_when_over(), context=Context())
         self._supervisors[hosted.id] = task
         task.add_done_callback(lambda _: self._supervisors.pop(hosted.id, None))
 

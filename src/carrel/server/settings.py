@@ -79,6 +79,8 @@ class ServerSettings:
     """What is recorded of sessions for the web page: variables after runs, and changed files."""
     page: PageMode | None = None
     """What the web page may do: `read`, `act` (also change things) or `off`; None is `act` on loopback, else `read`."""
+    log_requests: bool = False
+    """Whether a line is logged for each request."""
     max_body: int = 64 * 1024 * 1024
     """Bytes of one request."""
 
