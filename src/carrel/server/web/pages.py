@@ -18,6 +18,7 @@ from starlette.routing import Route
 from carrel.conversation.export.html_page import items_of
 from carrel.conversation.redaction import redact_secrets
 from carrel.errors import ApprovalNotFound, CarrelError, PointNotFound, ResultsRefused, SessionNotFound
+from carrel.server.routes.datasets import get_nodes
 from carrel.server.session_manager import SessionManager
 from carrel.server.web.archive import MAX_COMPARED, Archive, Runs, SessionView, differing_entries
 from carrel.server.web.comparison import (
@@ -146,6 +147,7 @@ class Pages:
             "/tasks/compare": self._compare_runs,
             "/tasks/{run}": self._run,
             "/waiting": self._waiting,
+            "/nodes": self._nodes,
         }
         actions: dict[str, Handler] = {
             "/s/{id}/do/{action}": self._act,
@@ -442,6 +444,14 @@ class Pages:
         pending = [each for each in approvals if each.status == "pending"]
         answered = [each for each in reversed(approvals) if each.status != "pending"][:50]
         return View("waiting", {"pending": pending, "answered": answered}, {"approvals": approvals})
+
+    async def _nodes(self, request: Request, visitor: Visitor) -> View:
+        if self._manager is None:
+            raise HTTPException(404, "nodes are shown by the page of `carrel serve` or `carrel gateway`")
+        if visitor.is_guest:
+            raise HTTPException(403, "with a share link, only its session is shown")
+        found = await get_nodes(self._manager)
+        return View("nodes", {"nodes": found.nodes}, found)
 
     async def _answer_approval(self, request: Request, visitor: Visitor) -> Response:
         manager, user = self._acting(visitor)
