@@ -2,7 +2,8 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: screenshots help demo test test-quick test-real check generate gates soak bench bench-cluster constraints clean run-venv dev-venv
+.PHONY: help demo test test-quick test-real coverage check generate gates soak bench bench-cluster screenshots docs release \
+	constraints clean run-venv dev-venv
 
 # The tests start hundreds of programs; without cached bytecode each of them would compile everything again.
 export PYTHONDONTWRITEBYTECODE =
@@ -39,11 +40,13 @@ check: dev-venv  ## style, types, layers, generated code, vocabulary, and the ex
 	.venv/bin/lint-imports
 	@.venv/bin/python scripts/generate-sync --check
 	@.venv/bin/python scripts/generate-command-line --check
+	@.venv/bin/python scripts/generate-http-reference --check
 	$(PYTEST) -q $(PARALLEL) $(CHECKS)
 
-generate: dev-venv  ## generate the synchronous modules and the reference of the command line
+generate: dev-venv  ## generate the synchronous modules and the references of the command line and the HTTP API
 	@.venv/bin/python scripts/generate-sync
 	@.venv/bin/python scripts/generate-command-line
+	@.venv/bin/python scripts/generate-http-reference
 
 gates: dev-venv  ## show that each check can fail: plant a violation for each
 	@scripts/seed-violations

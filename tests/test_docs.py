@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import carrel
+from tests.support.missing_parts import skip_without
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -58,6 +60,8 @@ def test_the_examples_of_a_page_work_with_an_engine(
 
 
 def check_page(page: Path, tmp_path: Path) -> None:
+    if "\n$ curl" in page.read_text("utf-8") and shutil.which("curl") is None:
+        skip_without("curl is missing")
     done = run_page(page, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(done.stdout) > 0

@@ -29,6 +29,7 @@ from carrel.server.middleware import (
 from carrel.server.node import FrozenMiddleware, Node
 from carrel.server.responses import PREFIX
 from carrel.server.routes import datasets, sessions, workspace
+from carrel.server.schema import GROUPS, describe_fields, operation_id
 from carrel.server.session_manager import SessionManager
 from carrel.server.settings import ServerSettings, open_storage
 from carrel.server.web.archive import Archive, Runs
@@ -47,7 +48,18 @@ _STORE_LOST = "the node could not reach its store"
 
 def create_app(manager: SessionManager, keys: ApiKeys) -> FastAPI:
     """Return an app for the sessions of this manager, which the caller starts and shuts down."""
-    app = FastAPI(title="carrel", version=__version__, description=_DESCRIPTION, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="carrel",
+        version=__version__,
+        description=_DESCRIPTION,
+        openapi_tags=[{"name": name, "description": text} for name, text in GROUPS.items()],
+        generate_unique_id_function=operation_id,
+        # The bodies of answers are described as they are read, because some are written by functions.
+        separate_input_output_schemas=False,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.openapi = describe_fields(app)  # type: ignore[method-assign]
     app.state.manager = manager
     app.state.metrics = metrics = Metrics()
     metrics.count_live(lambda: manager.live_count)

@@ -64,6 +64,11 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 
 
+def problem(description: str) -> dict[str, Any]:
+    """Describe an error of one route, instead of the general text of `PROBLEMS`."""
+    return {"model": Problem, "description": description}
+
+
 # All dependencies are async: FastAPI runs a plain function in a thread, which costs more than what these do.
 
 

@@ -40,8 +40,9 @@ class NodeInfo(Answer):
     state: Literal["ready", "draining", "frozen", "overdue"] = "ready"
     """`overdue`: its lease was not renewed in time, so it is not used any more."""
     sessions: int = 0
-    """Live ones."""
+    """Live sessions on it."""
     free_slots: int = 0
+    """How many more it takes."""
     samples: list[str] = Field(default=[])
     """`dataset/sample_id` of those for which an executor is started in advance."""
     version: str = ""
@@ -83,6 +84,7 @@ class SampleInfo(Answer):
 
     sample_id: str
     instance_id: str = ""
+    """The name of the sample in the collection that it was taken from."""
     dataset: str | None = None
     repo: str = ""
     language: str = ""
@@ -140,7 +142,9 @@ class SessionRecord(Answer):
     """When it became ready."""
     user_id: str = ""
     duration_seconds: float | None = None
+    """From `created_at` to now, or to its end."""
     error: ErrorInfo | None = None
+    """Why the status is `error` or `terminated`."""
     container_info: dict[str, Any] | None = None
     """Always null: these sessions are not containers."""
     ttl_minutes: int = 30
@@ -210,17 +214,18 @@ class Interaction(Answer):
     session_id: str
     created_at: datetime
     exit_code: int | None = None
-    """None while it runs, -1000 if it could not be run at all."""
+    """Null while it runs, 124 after a timeout, -1000 if it could not be run to its end."""
     stdout: str | None = None
     stderr: str | None = None
     execution_time_seconds: float | None = None
     success: bool | None = None
     message: str | None = None
+    """Why it could not be run to its end."""
     status: Literal["pending", "completed", "error"] = "pending"
     command: str = ""
     timed_out: bool = False
     pid: int | None = None
-    """Of a background command, as the session sees it."""
+    """The process id of a background command, as the session sees it."""
     output: str | None = None
     """The session's file that a background command writes to; `.exit` beside it has its exit code at the end."""
 
@@ -258,18 +263,24 @@ class RunResult(Answer):
     docs/worker-protocol.md). In Python, `value` is the value itself, as `Session.run` returns it."""
 
     value: Any = None
-    """Of the last expression."""
+    """The value of the last expression, if JSON can hold it; see `packed` otherwise."""
     value_repr: str = ""
     """The same as Python writes it."""
     stdout: str = ""
     stderr: str = ""
     error: str | None = None
+    """The message with the traceback of the user's own lines."""
     error_type: str | None = None
+    """The name of the exception, such as `ZeroDivisionError`, or `Timeout` or `Crashed`."""
     is_ok: bool = True
     duration: float = 0.0
+    """In seconds."""
     state: Literal["kept", "restored", "lost"] = "kept"
+    """Of the variables: as the code left them, as they were before this run, or gone."""
     state_reason: str = ""
+    """Why they are not `kept`."""
     display: list[dict[str, Any]] = Field(default=[])
+    """Tables, plots and other rich results: objects of MIME type and content."""
     usage: RunUsage = RunUsage()
 
     @model_validator(mode="before")
@@ -326,8 +337,11 @@ class VariableRecord(Answer):
 
     name: str
     type: str
+    """The name of its class."""
     size: int
+    """Its bytes, without what it refers to."""
     preview: str
+    """The beginning of its `repr`."""
 
 
 class VariableList(Answer):
@@ -345,6 +359,7 @@ class _NamedFile(Answer):
     In JSON, a name that is not UTF-8 is percent-encoded and `percent_encoded` is true; in Python it is decoded."""
 
     percent_encoded: bool = Field(default=False, repr=False)
+    """Whether the name is percent-encoded because it is not UTF-8."""
 
     @model_validator(mode="before")
     @classmethod
@@ -396,6 +411,7 @@ class WorkspaceDiff(Answer):
     """All changes since the start of the session."""
 
     diff: str
+    """As `git diff` writes it."""
     changes: list[FileChangeRecord] = Field(default=[])
     truncated: bool = False
     """Whether `diff` was too large to be kept completely after the end of the session."""

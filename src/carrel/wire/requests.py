@@ -80,14 +80,16 @@ class CreateSession(RequestBody):
     """A new session of a sample, or an empty one: then the workspace holds only the files given here."""
 
     dataset: str = Field(default="", max_length=200)
+    """With `sample_id`: the sample to work on. Without both, the session is empty."""
     sample_id: str = Field(default="", max_length=200)
     ttl_minutes: TtlMinutes = 30
+    """How long the session may live."""
     version: int | None = Field(default=None, ge=1)
-    """Of the sample; the latest by default."""
+    """The version of the sample; by default the latest."""
     files: dict[Annotated[str, AfterValidator(_workspace_path)], Text] = Field(default={}, max_length=MAX_FILES)
     """Texts by path; they replace files of the sample."""
     network: bool | None = None
-    """For a session without a sample, if the server allows it."""
+    """Whether a session without a sample may use the network, if the server allows it."""
     session_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_-]{0,127}$")
     """The id of the new session; by default the server chooses one."""
     durable: bool = False
@@ -107,35 +109,43 @@ class ExtendSession(RequestBody):
     """A new time limit for a session, counted from now."""
 
     ttl_minutes: TtlMinutes
+    """How long it may live from now on."""
 
 
 class ForkSession(RequestBody):
     """Settings of a fork."""
 
     ttl_minutes: TtlMinutes | None = None
+    """How long the fork may live; by default as long as its parent was given."""
 
 
 class CreateCheckpoint(RequestBody):
     """The label of a new checkpoint."""
 
     label: str = Field(default="", max_length=200)
+    """A name to return by."""
 
 
 class RewindSession(RequestBody):
     """The checkpoint to return to: its id, its label or its number of messages."""
 
     to: Annotated[str, Field(max_length=200)] | StrictInt
+    """The id, label or number of messages of a checkpoint."""
 
 
 class RunCommand(RequestBody):
     """A command for bash."""
 
     command: str = Field(max_length=MAX_TEXT)
+    """A line for bash."""
     command_timeout: float = Field(default=300, gt=0, le=MAX_COMMAND_SECONDS)
     """Seconds after which it is killed with all its child processes; its output so far is kept."""
     cwd: str | None = Field(default=None, max_length=MAX_PATH)
+    """The folder to run it in; by default the workspace."""
     env: dict[Text, Text] = {}
+    """Additional environment variables."""
     stdin: str | None = Field(default=None, max_length=MAX_TEXT)
+    """The text that the command can read."""
     background: bool = False
     """Answer at once and let it run, its output in a file of the session."""
 
@@ -144,15 +154,20 @@ class ReplaceText(RequestBody):
     """A text that occurs in a file exactly once, and its replacement."""
 
     file_path: str = Field(min_length=1, max_length=MAX_PATH)
+    """A file of the workspace."""
     str_to_replace: str = Field(max_length=MAX_TEXT)
+    """The text, which must occur exactly once."""
     str_to_insert: str = Field(max_length=MAX_TEXT)
+    """The text to write instead."""
 
 
 class RunCode(RequestBody):
     """Python code to run; its variables persist."""
 
     code: str = Field(max_length=MAX_TEXT)
+    """Python, which may use `await`."""
     timeout: float = Field(default=60, gt=0, le=MAX_COMMAND_SECONDS)
+    """Seconds after which the code is interrupted."""
 
 
 def _check_message(message: dict[str, Any]) -> dict[str, Any]:
@@ -173,12 +188,15 @@ class AddMessages(RequestBody):
     """Messages to append to the session's conversation."""
 
     messages: list[Annotated[dict[str, Any], AfterValidator(_check_message)]] = Field(min_length=1, max_length=1000)
+    """Each has a `role` (user, assistant, system or tool) and a `content`: a text, or a list of blocks."""
 
 
 class AnswerApproval(RequestBody):
     """The answer to a request for approval."""
 
     decision: Literal["approve", "refuse"]
+    """Whether the call may be made."""
     arguments: dict[str, Any] | None = None
     """Arguments to call the tool with, instead of the requested ones."""
     reason: str = Field(default="", max_length=2000)
+    """Shown to the code whose call was refused."""

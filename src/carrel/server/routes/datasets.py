@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import FileResponse
 
-from carrel.server.dependencies import PROBLEMS, JsonRoute, KeyDep, ManagerDep, MetricsDep, UserDep, bearer
+from carrel.server.dependencies import PROBLEMS, JsonRoute, KeyDep, ManagerDep, MetricsDep, UserDep, bearer, problem
 from carrel.server.records import now
 from carrel.tasks.dataset import Datasets
 from carrel.tasks.file_cache import archive_of
@@ -95,7 +95,7 @@ def _read_samples(datasets: Datasets, name: str | None) -> list[Sample]:
     "/samples/{dataset}/{sample_id}/download",
     tags=["datasets"],
     response_class=FileResponse,
-    responses={200: _GZIP},
+    responses={200: _GZIP, 404: problem("`DatasetNotFound`, `SampleNotFound`: there is no such sample.")},
 )
 async def download_sample(
     manager: ManagerDep, dataset: str, sample_id: str, version: Annotated[int | None, Query(ge=1)] = None
@@ -112,7 +112,14 @@ async def get_approvals(manager: ManagerDep, user: UserDep, status: ApprovalStat
     return ApprovalList(approvals=await manager.approvals.list(user, status))
 
 
-@router.post("/approvals/{approval_id}", tags=["approvals"])
+@router.post(
+    "/approvals/{approval_id}",
+    tags=["approvals"],
+    responses={
+        404: problem("`ApprovalNotFound`: there is no such approval."),
+        409: problem("`ApprovalAnswered`: it is answered or expired already."),
+    },
+)
 async def answer_approval(
     manager: ManagerDep, user: UserDep, approval_id: str, answer: AnswerApproval
 ) -> ApprovalRecord:

@@ -21,6 +21,7 @@ from carrel.server.dependencies import (
     UserDep,
     WaitDep,
     bearer,
+    problem,
     with_duration,
 )
 from carrel.server.event_stream import session_stream
@@ -54,7 +55,15 @@ _EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {EVENT_STREAM: {}}}
 _TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
 
 
-@router.post("/sessions", tags=["sessions"])
+@router.post(
+    "/sessions",
+    tags=["sessions"],
+    responses={
+        404: problem("`DatasetNotFound`, `SampleNotFound`: there is no such sample."),
+        409: problem("`SessionExists`: the `session_id` is taken. `DatasetInvalid`: the dataset cannot be read."),
+        429: problem("`TooManySessions`: the server has as many live sessions as it may."),
+    },
+)
 async def create_session(
     manager: ManagerDep,
     user: UserDep,
@@ -111,7 +120,11 @@ async def close_session(manager: ManagerDep, user: UserDep, session_id: str) -> 
     return SessionClosed(message=f"the session is {record.status}", duration_seconds=record.duration_seconds or 0.0)
 
 
-@router.post("/sessions/{session_id}/fork", tags=["sessions"])
+@router.post(
+    "/sessions/{session_id}/fork",
+    tags=["sessions"],
+    responses={409: problem("`ForkRefused`: threads or open files of a library cannot be copied. `SessionNotReady`.")},
+)
 async def fork_session(
     manager: ManagerDep,
     user: UserDep,
@@ -125,13 +138,21 @@ async def fork_session(
     return with_duration(await manager.wait_ready(user, fork.session_id, MAX_WAIT if wait is None else wait))
 
 
-@router.post("/sessions/{session_id}/pause", tags=["sessions"])
+@router.post(
+    "/sessions/{session_id}/pause",
+    tags=["sessions"],
+    responses={409: problem("`SessionNotReady`: the session is not durable, or it is not live.")},
+)
 async def pause_session(manager: ManagerDep, user: UserDep, session_id: str) -> SessionRecord:
     """Save and close a durable session: running code and commands end, and its lifecycle is `paused`."""
     return with_duration(await manager.pause(user, session_id))
 
 
-@router.post("/sessions/{session_id}/resume", tags=["sessions"])
+@router.post(
+    "/sessions/{session_id}/resume",
+    tags=["sessions"],
+    responses={409: problem("`SessionNotReady`: the session has no stored state.")},
+)
 async def resume_session(manager: ManagerDep, user: UserDep, wait: WaitDep, session_id: str) -> SessionRecord:
     """Open a paused session again, with its conversation, files and variables."""
     record = await manager.resume(user, session_id)
@@ -155,7 +176,11 @@ async def get_checkpoints(manager: ManagerDep, user: UserDep, session_id: str) -
     return CheckpointList(checkpoints=await manager.checkpoints(user, session_id))
 
 
-@router.delete("/sessions/{session_id}/checkpoints/{checkpoint_id}", tags=["sessions"])
+@router.delete(
+    "/sessions/{session_id}/checkpoints/{checkpoint_id}",
+    tags=["sessions"],
+    responses={404: problem("`PointNotFound`: there is no such checkpoint. `SessionNotFound`.")},
+)
 async def delete_checkpoint(
     manager: ManagerDep, user: UserDep, session_id: str, checkpoint_id: str
 ) -> CheckpointRecord:
@@ -164,7 +189,11 @@ async def delete_checkpoint(
     return checkpoint_record(await session.drop_checkpoint(checkpoint_id))
 
 
-@router.post("/sessions/{session_id}/rewind", tags=["sessions"])
+@router.post(
+    "/sessions/{session_id}/rewind",
+    tags=["sessions"],
+    responses={404: problem("`PointNotFound`: there is no such checkpoint. `SessionNotFound`.")},
+)
 async def rewind_session(manager: ManagerDep, user: UserDep, session_id: str, request: RewindSession) -> RewoundSession:
     """Return to a checkpoint in conversation, variables and files; running commands end."""
     return await manager.rewind(user, session_id, request.to)
@@ -173,7 +202,11 @@ async def rewind_session(manager: ManagerDep, user: UserDep, session_id: str, re
 # --- verification ---------------------------------------------------------------------------------------------------
 
 
-@router.post("/sessions/{session_id}/verify", tags=["verification"])
+@router.post(
+    "/sessions/{session_id}/verify",
+    tags=["verification"],
+    responses={409: problem("`SessionNotReady`: the session is not live, or was not created from a sample.")},
+)
 async def start_verification(
     manager: ManagerDep,
     user: UserDep,
@@ -209,7 +242,10 @@ def _visible(job: Job, key: ApiKey) -> Job:
 
 
 @router.get(
-    "/sessions/{session_id}/verify/{job_id}/output", tags=["verification"], response_class=Response, responses=_TEXT
+    "/sessions/{session_id}/verify/{job_id}/output",
+    tags=["verification"],
+    response_class=Response,
+    responses={**_TEXT, 403: problem("A key with the scope `agent` cannot read the output of the tests.")},
 )
 async def get_verification_output(
     manager: ManagerDep,
