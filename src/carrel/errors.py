@@ -156,6 +156,10 @@ class SandboxUnavailable(ExecutionError):
     """A sandbox is required and not possible on this machine; the message says what is missing and how to get it."""
 
 
+class NoPython(ExecutionError):
+    """The image of a container has no Python that can run code; commands and files work. The message says why."""
+
+
 class ForkRefused(ExecutionError):
     """A live fork is not possible now; the message says why. Nothing has changed."""
 

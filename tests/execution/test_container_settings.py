@@ -14,7 +14,8 @@ import pytest
 
 from carrel.errors import ConfigurationError
 from carrel.execution.config import ContainerConfig, Limits, Mount, SubprocessConfig
-from carrel.execution.container_executor import container_of, environment_of, host_of, image_of, platform_of, user_of
+from carrel.execution.container_executor import platform_of
+from carrel.execution.container_settings import container_of, environment_of, host_of, image_of, user_of
 from carrel.execution.container_transport import ContainerStream, ContainerTransport
 from carrel.guest.channel import ChannelError
 from carrel.guest.worker.container_init import CONTROL, HEAD
@@ -77,8 +78,9 @@ def test_who_the_code_is(tmp_path: Path) -> None:
     assert user_of(ContainerConfig(workspace=tmp_path)) == "1000:1000"
     assert user_of(ContainerConfig(workspace=tmp_path, workspace_mode="ro")) == f"{owner.st_uid}:{owner.st_gid}"
     assert user_of(ContainerConfig(workspace=tmp_path, workspace_mode="rw", user="5")) == "5:5"
-    container = container_of(ContainerConfig(image="own:1"), "5:6", {"a": "b"})
-    assert (container["user"], container["image"], container["labels"]) == ("5:6", "own:1", {"a": "b"})
+    container = container_of(ContainerConfig(image="own:1"), "5:6", ["python3"])
+    assert (container["user"], container["image"]) == ("5:6", "own:1")
+    assert container["entrypoint"] == ["python3", "-I", "/opt/carrel"]
 
 
 def test_the_image_and_the_environment() -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.metadata
+import io
 import json
 import os
 import shutil
 import subprocess
+import sys
+import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from carrel.execution.docker_engine import connect, pack_image
+from carrel.execution.portable_python import shared_libraries
 
 IMAGE = "carrel-tests:1"
 RUNNING_ENGINE = "CARREL_TESTS_ENGINE"
@@ -129,3 +133,26 @@ def _packages() -> list[Path]:
 def containers(address: str) -> list[str]:
     """All that are on the engine, in whatever state."""
     return [container["Id"] for container in connect(address)._api.containers(all=True)]
+
+
+def make_bare_image(address: str, name: str, programs: list[str], files: dict[str, str] | None = None) -> None:
+    """An image from scratch that has only these programs of this machine, as /bin/NAME, and these scripts.
+
+    `python3` is this Python without its library."""
+    paths = {program: os.path.realpath(str(shutil.which(program))) for program in programs}
+    if "python3" in paths:
+        paths["python3"] = os.path.realpath(sys.executable)
+    libraries, loader = shared_libraries(list(paths.values()) or ["/bin/sh"])
+    with io.BytesIO() as out:
+        with tarfile.open(fileobj=out, mode="w", dereference=True) as archive:
+            archive.addfile(tarfile.TarInfo("there"))  # An image must have something.
+            for program, path in paths.items():
+                archive.add(path, f"bin/{program}")
+            for path in sorted({*libraries, loader} if paths else ()):
+                archive.add(path)
+            for path, text in (files or {}).items():
+                entry = tarfile.TarInfo(path)
+                entry.size, entry.mode = len(text.encode()), 0o755
+                archive.addfile(entry, io.BytesIO(text.encode()))
+        out.seek(0)
+        connect(address).import_image(out, name, {"PATH": "/bin"})

@@ -282,7 +282,7 @@ class ContainerConfig(ProcessSettings):
     """
 
     image: str | None = None
-    """The image, with Python 3.9 or newer as `python3`. None is `python:3.x-slim` of this version."""
+    """The image; code needs Python 3.9 or newer in it, as `python3`. None is `python:3.x-slim` of this version."""
     runtime: str | None = None
     """A runtime of the engine, such as `runsc` (gVisor); None is its default."""
     network: bool | str = False

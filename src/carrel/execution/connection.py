@@ -167,6 +167,8 @@ class WorkerConnection(Generic[T]):
         self.lost = False
         """Whether the session ended without being closed."""
         self.python = ""
+        self.why_no_code = ""
+        """Why there is no worker, and none can be started: only commands and files work."""
         self.no_snapshot_reason = "no snapshot had been made yet"
         self._changed = False
         """Whether the variables have changed since the snapshot was made."""
@@ -208,6 +210,11 @@ class WorkerConnection(Generic[T]):
             raise SpawnFailed(step, None, f"the worker uses protocol {hello.get('protocol')!r}, not 1")
         self.python = str(hello.get("python", ""))
         await self.transport.wait_for_process(step)
+
+    def go_without_worker(self, reason: str) -> None:
+        """Serve commands and files only."""
+        self.why_no_code = reason
+        self._ready.set_result({})
 
     async def _start_command_server(self, user: str) -> CommandClient:
         client = await self.transport.start_command_server(user)

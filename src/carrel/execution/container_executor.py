@@ -16,116 +16,23 @@ from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
-from carrel.errors import CarrelError, ExecutorClosed, ForkRefused, SandboxUnavailable
+from carrel.errors import CarrelError, ExecutorClosed, ForkRefused, NoPython, SandboxUnavailable
 from carrel.execution import file_changes, temp_dirs
 from carrel.execution.channels import CommandServerGone
 from carrel.execution.commands_and_files import CommandOutput, list_entries, tree_of
-from carrel.execution.config import ContainerConfig, Mount, path_of, settings_of
+from carrel.execution.config import ContainerConfig, path_of, settings_of
 from carrel.execution.connection import SpawnFailed, WorkerConnection
-from carrel.execution.container_transport import PACKAGES, ContainerTransport
+from carrel.execution.container_settings import PROGRAM, container_of, environment_of, host_of, image_of, user_of
+from carrel.execution.container_transport import PACKAGES, ContainerTransport, program
 from carrel.execution.docker_engine import LABEL, Engine, connect, default_tag
 from carrel.execution.environments import NEUTRAL, Environment, has_installer
 from carrel.execution.executor import ExecutorCheckpoint, Handler
 from carrel.execution.file_changes import Tree, seen_below
 from carrel.execution.packages import MARK, Packages, found_in_names, made_ready
+from carrel.execution.portable_python import portable_python
 from carrel.execution.results import WorkerDied
 from carrel.execution.warm_pool import WarmPool
 from carrel.execution.worker_executor import WorkerExecutor
-
-PROGRAM = "/opt/carrel"
-"""The folder of the worker's program, on a volume that is removed with the container."""
-FOR_COMMANDS = f"{PROGRAM}/packages.path"
-"""The PYTHONPATH of Python programs that are run as commands; beside it, the link `packages` leads to the packages."""
-HOME = "/home/agent"
-USER = "1000:1000"
-MIB = 1024 * 1024
-_PROCESSES = 32_768
-"""Processes of one user in all containers of Podman; `pids_limit` is that of the session."""
-
-
-def image_of(config: ContainerConfig) -> str:
-    return config.image or f"python:{sys.version_info[0]}.{sys.version_info[1]}-slim"
-
-
-def container_of(config: ContainerConfig, user: str, labels: Mapping[str, str]) -> dict[str, Any]:
-    """The settings of the container itself."""
-    return {
-        "image": image_of(config),
-        "entrypoint": ["python3", "-I", PROGRAM],
-        "hostname": config.hostname,
-        "user": user,
-        "stdin_open": True,
-        # The first process handles no other signal, so that code cannot end it.
-        "stop_signal": "SIGKILL",
-        "working_dir": "/",
-        "volumes": [PROGRAM],
-        "labels": dict(labels),
-    }
-
-
-def host_of(config: ContainerConfig, *, counts_files: bool = True) -> dict[str, Any]:
-    """The settings of the container on its host; `counts_files` where the engine can limit the number of files."""
-    limits = config.limits
-    own = "rw,exec,nosuid,nodev,mode=1777"
-    own += "" if limits.disk is None else f",size={limits.disk}"
-    own += "" if limits.files is None or not counts_files else f",nr_inodes={limits.files}"
-    uid, _, gid = user_of(config).partition(":")
-    # Where the image has a folder, runc gives the mount its mode, so the owner must be the session's user; Podman would
-    # also copy what is in it.
-    owned = own + (f",uid={uid},gid={gid}" if counts_files else ",notmpcopyup,U")
-    tmpfs = {**dict.fromkeys(("/tmp", HOME, PACKAGES), own), **dict.fromkeys(config.writable, owned)}
-    mounts = list(config.mounts)
-    if config.workspace is not None and config.workspace_mode != "overlay":
-        mounts.append(Mount(source=config.workspace, at=config.workspace_at, mode=config.workspace_mode))
-    else:
-        tmpfs[config.workspace_at] = owned
-    settings = {
-        "network_mode": config.network if isinstance(config.network, str) else "default" if config.network else "none",
-        "read_only": True,
-        "tmpfs": tmpfs,
-        "mounts": [_bind(mount) for mount in mounts],
-        "cap_drop": ["ALL"],
-        "security_opt": ["no-new-privileges"],
-        "auto_remove": True,
-        # Its output is the connection to the host, and not a log.
-        "log_config": {"type": "none", "config": {}},
-        "pids_limit": limits.processes,
-        "mem_limit": limits.memory,
-        # Swap would only delay the end.
-        "memswap_limit": limits.memory,
-        "nano_cpus": None if limits.cpus is None else int(limits.cpus * 1e9),
-        "runtime": config.runtime,
-    }
-    if limits.open_files is not None:
-        bounds = {"nofile": limits.open_files}
-        if not counts_files:
-            # Podman would add one of a million processes, which only a host with CAP_SYS_RESOURCE can set.
-            bounds["nproc"] = _PROCESSES
-        settings["ulimits"] = [{"name": name, "soft": most, "hard": most} for name, most in bounds.items()]
-    return {name: value for name, value in settings.items() if value is not None}
-
-
-def _bind(mount: Mount) -> dict[str, Any]:
-    """Not as `source:at:mode`, which allows no colon in a path, and creates missing folders."""
-    source = str(Path(mount.source).absolute())
-    return {"Type": "bind", "Source": source, "Target": mount.at, "ReadOnly": mount.mode == "ro"}
-
-
-def environment_of(config: ContainerConfig, path: str) -> dict[str, str]:
-    """Environment variables in addition to those of the image; `path` is the image's PATH."""
-    own = {"HOME": HOME, "USER": "agent", "LOGNAME": "agent", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
-    own |= {"PATH": f"{path}:{PACKAGES}/bin", "PYTHONPATH": FOR_COMMANDS}
-    return {**own, **config.env}
-
-
-def user_of(config: ContainerConfig) -> str:
-    """The user that code runs as; with a workspace on the host, the owner of that folder."""
-    if config.user is not None:
-        return config.user if ":" in config.user else f"{config.user}:{config.user}"
-    if config.workspace is not None and config.workspace_mode != "overlay":
-        owner = Path(config.workspace).stat()
-        return f"{owner.st_uid}:{owner.st_gid}"
-    return USER
 
 
 def platform_of(facts: Mapping[str, Any]) -> str:
@@ -232,7 +139,12 @@ with tarfile.open(fileobj=archive, mode="r|") as files:
     files.extractall(folder, **trusted)
 """
 """Run in the container: removes the files that the first line of its input names, and unpacks the archive after it."""
-ALWAYS = {"timeout", "reset", "interrupt", "streaming"}
+_PYTHON = ("python3",)
+_WITHOUT_PYTHON: dict[tuple[str, str], str] = {}
+"""By engine and digest of an image, why its Python cannot run the worker's program."""
+_NO_CODE = "code cannot run in the image {}: {}. Commands and files work; code needs an image with Python 3.9 or newer"
+ALWAYS = {"timeout"}
+WITH_CODE = {"reset", "interrupt", "streaming"}
 ISOLATED = {"process_isolation", "container_isolation", "filesystem_isolation"}
 
 
@@ -250,29 +162,38 @@ class ContainerExecutor(WorkerExecutor):
         """Where containers are started in advance; None is that each is started when it is needed."""
         self._user = user_of(self.config)
         self._copying = asyncio.Lock()
+        self._why_no_code = ""
+        """Why only commands and files work, where the image has no Python; known from the start on."""
+        self.python: Sequence[str] = _PYTHON
+        """The words that start the Python of the first process: the image's, or one that was brought along."""
 
     # --- life -------------------------------------------------------------------------------------------------------
 
     async def _open(self) -> ContainerConnection:
         config = self.config
         engine = await asyncio.to_thread(self._engine)
-        await asyncio.to_thread(self._need, engine)
+        image = await asyncio.to_thread(self._need, engine)
         try:
             async with asyncio.timeout(config.startup_timeout):
-                transport = await self._container(engine)
+                transport = await self._with_any_python(engine, image)
         except TimeoutError:
             raise SpawnFailed("start", None, f"it was not ready within {config.startup_timeout:g} s") from None
         connection = WorkerConnection(transport, self.handlers)
         try:
             async with asyncio.timeout(None) as patience:
-                environment = environment_of(config, transport.facts["path"])
+                environment = environment_of(config, transport.facts["path"], with_packages=not self._why_no_code)
                 transport.configure(self._settings(), environment)
-                await self._make_packages(connection)
-                # The worker starts while the files are copied: it needs its packages, and no file of the workspace.
-                transport.start_worker()
+                if self._why_no_code:
+                    self._refuse_packages()
+                    connection.go_without_worker(self._why_no_code)
+                else:
+                    await self._make_packages(connection)
+                    # The worker starts while files are copied: it needs its packages, and no file of the workspace.
+                    transport.start_worker()
                 await self._copy_workspace(connection)
                 patience.reschedule(asyncio.get_running_loop().time() + config.startup_timeout)
-                await connection.wait_ready("start")
+                if not self._why_no_code:
+                    await connection.wait_ready("start")
         except TimeoutError:
             await connection.close()
             raise SpawnFailed("start", None, f"it was not ready within {config.startup_timeout:g} s") from None
@@ -283,16 +204,37 @@ class ContainerExecutor(WorkerExecutor):
             await self._look_at_workspace(connection)
         return connection
 
-    async def _container(self, engine: Engine) -> ContainerTransport:
+    async def _with_any_python(self, engine: Engine, image: str) -> ContainerTransport:
+        """A container whose first process runs: with the image's Python, or else with that of this machine."""
+        key = (engine.where, image)
+        if key not in _WITHOUT_PYTHON:
+            try:
+                return await self._container(engine, _PYTHON, [program()])
+            except NoPython as problem:
+                _WITHOUT_PYTHON[key] = str(problem)
+        why = _WITHOUT_PYTHON[key]
+        try:
+            (loader, libraries, python), archive = await asyncio.to_thread(portable_python)
+            self.python = (f"{PROGRAM}/{loader}", "--library-path", f"{PROGRAM}/{libraries}", f"{PROGRAM}/{python}")
+            transport = await self._container(engine, self.python, [program(), archive])
+        except (SpawnFailed, SandboxUnavailable, NoPython) as problem:
+            raise NoPython(
+                f"the image {image_of(self.config)} needs a Python of 3.9 or newer: {why}; and the Python of this "
+                f"machine cannot be used in it either: {problem}"
+            ) from None
+        self._why_no_code = _NO_CODE.format(image_of(self.config), why)
+        return transport
+
+    async def _container(self, engine: Engine, python: Sequence[str], archives: Sequence[bytes]) -> ContainerTransport:
         """A container of these settings, whose first process runs: from the pool, if there is one."""
         host = host_of(self.config, counts_files=engine.counts_files)
-        container = container_of(self.config, self._user, {})
+        container = container_of(self.config, self._user, python)
 
         async def start() -> ContainerTransport:
             transport = ContainerTransport(engine)
             labels = {LABEL: uuid4().hex, "carrel.host": f"{os.uname().nodename}:{os.getpid()}"}
             try:
-                await transport.create({**container, "labels": labels}, host, PROGRAM)
+                await transport.create({**container, "labels": labels}, host, PROGRAM, archives)
             except BaseException:
                 await transport.close()
                 raise
@@ -305,15 +247,15 @@ class ContainerExecutor(WorkerExecutor):
     def _engine(self) -> Engine:
         return connect(self.config.remote_url or self.config.docker_host, self.config.auth_token)
 
-    def _need(self, engine: Engine) -> None:
-        """Check that the engine has the image and runtime of the settings; SandboxUnavailable says what is missing."""
+    def _need(self, engine: Engine) -> str:
+        """The digest of the image; SandboxUnavailable if the engine lacks it or the runtime, and says what to do."""
         runtime = self.config.runtime
         if runtime is not None and not engine.has_runtime(runtime):
             raise SandboxUnavailable(
                 f"the engine at {engine.where} has no runtime {runtime}; install it there, add it to the engine's "
                 "settings (for Docker /etc/docker/daemon.json), and restart the engine"
             )
-        engine.need_image(
+        return engine.need_image(
             image_of(self.config),
             "Name another with image=…, or make one from this machine's own Python: "
             f"`carrel.pack_image()`, and image={default_tag()!r}",
@@ -338,14 +280,14 @@ class ContainerExecutor(WorkerExecutor):
             info = engine.info()
         except CarrelError:
             return set()
-        found = ALWAYS | ISOLATED
+        found = ALWAYS | ISOLATED | (set() if self._why_no_code else WITH_CODE)
         if self.config.network is False:
             found.add("network_isolation")
         if self.config.limits.memory is not None and info.get("MemoryLimit"):
             found.add("memory_limit")
         if self.config.limits.cpus is not None and info.get("CpuCfsQuota", info.get("CPUCfsQuota")):
             found.add("cpu_limit")
-        if self.config.allow_runtime_deps and has_installer():
+        if self.config.allow_runtime_deps and has_installer() and not self._why_no_code:
             found |= {"deps_install", "deps_uninstall"}
         return found
 
@@ -455,7 +397,7 @@ class ContainerExecutor(WorkerExecutor):
     ) -> None:
         """Unpack a tar archive in the container; the paths `remove` are removed first."""
         output = CommandOutput(_MOST_OUTPUT)
-        command = [connection.transport.facts["python"], "-I", "-c", _UNPACK, at]
+        command = [*self.python, "-I", "-c", _UNPACK, at]
         try:
             client = await connection.commands.get("agent")
             request = client.begin({"op": "command", "command": command, "stdin": True}, on_piece=output.add)
@@ -480,9 +422,15 @@ class ContainerExecutor(WorkerExecutor):
             self._packages.set_copied({})
         await self._copy_packages(connection)
 
+    def _refuse_packages(self) -> None:
+        if self.config.deps or self.config.deps_file is not None:
+            raise NoPython(f"no packages can be added: {self._why_no_code}")
+
     async def _with_packages(self) -> Packages:
         if self._packages is None:
             await self.start()
+        if self._why_no_code and not self._closed:
+            raise NoPython(f"there are no packages to add or list: {self._why_no_code}")
         if self._closed or self._packages is None:
             raise ExecutorClosed("this executor is closed; make another")
         return self._packages

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import py_compile
+import re
 import struct
 import sys
 import tarfile
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import carrel.guest
-from carrel.errors import ConfigurationError
+from carrel.errors import ConfigurationError, NoPython
 from carrel.execution.channels import CommandClient, Record, framed_body, read_body
 from carrel.execution.connection import Sink, SpawnFailed, TransportListener, fail
 from carrel.execution.docker_engine import Engine
@@ -42,6 +43,10 @@ KILL_TIME = 10.0
 _ENGINE_HEAD = struct.Struct(">BxxxI")
 _ENGINE_STDERR = 2
 _MAX_STDERR = 4000
+_NOT_STARTED = re.compile(
+    r"no usable Python|no Python frame|no such file|not found|shared librar|Error:", re.IGNORECASE
+)
+"""In the last line that a Python wrote which cannot run the worker's program."""
 
 
 class ContainerTransport:
@@ -74,8 +79,12 @@ class ContainerTransport:
 
     # --- start ------------------------------------------------------------------------------------------------------
 
-    async def create(self, container: dict[str, Any], host: dict[str, Any], folder: str) -> None:
-        """Create the container and start it, with the worker's program in `folder`; sets `facts`."""
+    async def create(
+        self, container: dict[str, Any], host: dict[str, Any], folder: str, archives: Sequence[bytes]
+    ) -> None:
+        """Create the container and start it, with these archives in `folder`; sets `facts`.
+
+        NoPython if its Python is missing, or cannot run the worker's program."""
         creating = asyncio.ensure_future(asyncio.to_thread(self._engine.create, container, host))
         try:
             self._container = await asyncio.shield(creating)
@@ -83,15 +92,22 @@ class ContainerTransport:
             # It is created all the same, and only its name allows to remove it.
             self._container = await creating
             raise
-        await asyncio.to_thread(self._engine.put, self._container, folder, program())
+        for archive in archives:
+            await asyncio.to_thread(self._engine.put, self._container, folder, archive)
         attached = await asyncio.to_thread(self._engine.attach, self._container)
         stream = ContainerStream(self._take_frame, self._stream_ended)
         await self._loop.create_connection(lambda: stream, sock=attached)
         self._stream = stream
-        await asyncio.to_thread(self._engine.start, self._container)
         try:
+            await asyncio.to_thread(self._engine.start, self._container)
             self.facts = await self._begun
+        except SpawnFailed as problem:
+            if re.search(r"python3\b.*(not found|no such file)", problem.message, re.IGNORECASE):
+                raise NoPython("it has no program python3") from None
+            raise
         except WorkerDied as problem:
+            if _NOT_STARTED.search(str(problem)) is not None:
+                raise NoPython(f"its python3 cannot be used: {problem}") from None
             raise SpawnFailed("start the worker's program", None, str(problem)) from None
 
     def configure(self, settings: dict[str, Any], environment: dict[str, str]) -> None:

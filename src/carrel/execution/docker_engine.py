@@ -124,10 +124,15 @@ class Engine:
         except OSError as problem:
             raise _unreachable(self.where, problem) from None
 
-    def need_image(self, name: str, otherwise: str) -> None:
-        """Pull an image if the engine does not have it; SandboxUnavailable ends with the advice `otherwise`."""
-        if self.find_image(name) is None:
-            self.pull(name, otherwise)
+    def need_image(self, name: str, otherwise: str) -> str:
+        """The digest of an image, which is pulled if the engine does not have it.
+
+        SandboxUnavailable ends with the advice `otherwise`."""
+        found = self.find_image(name)
+        if found is not None:
+            return str(found["Id"])
+        self.pull(name, otherwise)
+        return self.image_id(name)
 
     def pull(self, name: str, otherwise: str, on_step: OnStep | None = None) -> None:
         """Pull an image, also if there is one of this name; SandboxUnavailable ends with the advice `otherwise`."""
@@ -246,15 +251,8 @@ class Engine:
         return line
 
     def start(self, container: str) -> None:
-        try:
-            with _explained("start the container"):
-                self._api.start(container)
-        except SpawnFailed as problem:
-            if '"python3"' not in str(problem):
-                raise
-            raise SpawnFailed(
-                problem.step, None, f"{problem.message}; the image needs a Python of 3.9 or newer"
-            ) from None
+        with _explained("start the container"):
+            self._api.start(container)
 
     def remove(self, container: str) -> None:
         """Kill and remove a container; returns when it is gone."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self, TypeVar
 
-from carrel.errors import ExecutorClosed, WorkerLost
+from carrel.errors import ExecutorClosed, NoPython, WorkerLost
 from carrel.execution.channels import Record
 from carrel.execution.config import is_seconds
 from carrel.execution.executor import ExecutionResult, RunUsage, Variable
@@ -225,6 +225,8 @@ def variables_of(result: ExecutionResult) -> list[Variable]:
     """The variables in the result of a run without code; WorkerLost if they could not be listed."""
     if result.error_type == "Closed":
         raise ExecutorClosed("this executor is closed; make another")
+    if result.error_type == NoPython.__name__:
+        return []
     try:
         return [
             Variable(str(one["name"]), str(one["type"]), int(one["size"]), str(one["preview"])) for one in result.value

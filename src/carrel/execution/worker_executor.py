@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Self
 
-from carrel.errors import CarrelError, ExecutorClosed, WorkerLost, WorkspaceLost
+from carrel.errors import CarrelError, ExecutorClosed, NoPython, WorkerLost, WorkspaceLost
 from carrel.execution.channels import CommandClient, CommandServerGone, Record
 from carrel.execution.commands_and_files import CommandsAndFiles
 from carrel.execution.config import ProcessSettings
@@ -72,7 +72,7 @@ class WorkerExecutor(CommandsAndFiles):
             if self._closed:
                 await self._drop_connection()
                 raise ExecutorClosed("this executor was closed while it started")
-        elif not self._connection.worker_alive:
+        elif not self._connection.worker_alive and not self._connection.why_no_code:
             # It died between two requests: nothing is lost if there is a snapshot of that moment.
             recovery = await self._connection.recover(fresh=False)
             self._unreported = recovery if recovery.changes_lost else None
@@ -161,6 +161,8 @@ class WorkerExecutor(CommandsAndFiles):
                     connection = await self._started()
             except (CarrelError, OSError) as problem:
                 return closed_result() if self._closed else failed_result(type(problem).__name__, str(problem))
+            if connection.why_no_code:
+                return failed_result(NoPython.__name__, connection.why_no_code)
             if begun is not None:
                 begun(connection)
             seconds = self.config.default_timeout if timeout is None else timeout
@@ -301,6 +303,8 @@ class WorkerExecutor(CommandsAndFiles):
         """One request in its turn."""
         async with Turn(self._turn) as turn:
             connection = await self._started()
+            if connection.why_no_code:
+                raise NoPython(connection.why_no_code)
             try:
                 answer = connection.request(record)
             except ChannelError as problem:

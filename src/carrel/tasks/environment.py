@@ -188,7 +188,7 @@ async def _modules_of_image(config: ContainerConfig, folder: Path) -> frozenset[
     executor = ContainerExecutor(replace(config, workspace=None, deps=(), env={}))
     try:
         await executor.start()
-        listed = await executor.exec(["python3", "-I", "-c", _LIST_MODULES], timeout=300)
+        listed = await executor.exec([*executor.python, "-I", "-c", _LIST_MODULES], timeout=300)
     finally:
         await executor.close()
     if not listed.success:

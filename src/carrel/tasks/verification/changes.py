@@ -11,13 +11,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from carrel.errors import CarrelError, PatchRefused
+from carrel.execution.commands_and_files import CommandsAndFiles
 from carrel.execution.executor import CommandResult, Executor, FileChange
 from carrel.execution.file_changes import Seen, Tree, Upper, read_plain, seen_at, seen_below
 
-_FORMAT = "%y %m %s %T@ %C@ %p\\0"
-_END = "carrel-end"
 _SAME_TIME = 1e-5
-"""Seconds; a time that was printed in decimals and parsed again may differ by this."""
+"""Seconds; file systems keep times with different precision."""
 
 
 # --- finding the changed files --------------------------------------------------------------------------------------
@@ -72,30 +71,13 @@ def sample_tree(folder: Path) -> Tree:
 
 
 async def list_workspace(executor: Executor) -> Tree | None:
-    """The files and links in the workspace.
-
-    None when it cannot be listed: there is no GNU find, a name is not text, or the output is too long."""
-    words = ["find", ".", "!", "-type", "d", "-printf", _FORMAT]
-    done = await executor.exec(["sh", "-c", '"$@" && printf %s ' + _END, "sh", *words], timeout=300)
-    lines = done.stdout.split("\0")
-    if not done.success or lines.pop() != _END or "\ufffd" in done.stdout:
+    """The files and links in the workspace; None when it cannot be listed."""
+    if not isinstance(executor, CommandsAndFiles):
         return None
-    tree: Tree = {}
-    for line in lines:
-        parts = line.split(" ", 5)
-        if len(parts) != 6:
-            return None  # The middle of the output was left out.
-        letter, mode, size, modified, changed, path = parts
-        is_executable = letter == "f" and bool(int(mode, 8) & 0o100)
-        kind = "link" if letter == "l" else "file"
-        tree[path.removeprefix("./")] = Seen(kind, int(size), float(modified), _nanoseconds(changed), is_executable)
-    return tree
-
-
-def _nanoseconds(text: str) -> int:
-    """Convert a time in seconds with up to ten decimals exactly."""
-    seconds, _, decimals = text.partition(".")
-    return int(seconds) * 1_000_000_000 + int(decimals[:9].ljust(9, "0"))
+    try:
+        return await executor.list_tree()
+    except (OSError, ValueError):
+        return None
 
 
 def _is_alike(old: Seen, new: Seen) -> bool:

@@ -12,8 +12,9 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from carrel.errors import ReportUnreadable, WorkerLost
+from carrel.execution.commands_and_files import CommandsAndFiles
 from carrel.execution.executor import CommandResult, Executor, Output
-from carrel.execution.file_changes import Upper
+from carrel.execution.file_changes import Seen, Upper
 from carrel.guest.sandbox.spec import HOME
 from carrel.tasks.environment import PreparedSample
 from carrel.tasks.sample import Sample
@@ -152,12 +153,16 @@ async def _overlay(executor: Executor, base: SampleFolder) -> Upper | None:
 
 
 async def _start_files(executor: Executor) -> str:
-    names = [word for name in START_FILES for word in ("-o", "-name", name)][1:]
-    folders = [f"{HOME}/.local", f"{HOME}/.venv"]
-    found = await executor.exec(
-        ["find", *folders, "-maxdepth", "4", "(", *names, ")", "-printf", "%p %C@\\n"], timeout=60
-    )
-    return str(found.stdout)
+    """What is to be seen of the files in the home folder that Python loads when it starts."""
+    found: list[tuple[str, str, Seen]] = []
+    for folder in (f"{HOME}/.local", f"{HOME}/.venv"):
+        try:
+            tree = await executor.list_tree(folder) if isinstance(executor, CommandsAndFiles) else {}
+        except OSError:
+            continue
+        names = [path for path in tree if any(fnmatchcase(PurePosixPath(path).name, name) for name in START_FILES)]
+        found += [(folder, path, tree[path]) for path in sorted(names)]
+    return repr(found)
 
 
 # --- one run --------------------------------------------------------------------------------------------------------
@@ -262,7 +267,7 @@ async def run_command(
             doubt = _overwritten(written.by_code[0])
             run.problem = doubt
         if guard is None and "container_isolation" in executor.supported_capabilities():
-            written.by_command.append("the workspace, which cannot be listed without GNU find,")
+            written.by_command.append("the workspace, which cannot be listed,")
         run.integrity, run.remarks = assess(sample, run, logs, is_doubted=bool(doubt), written=written.by_command)
         if not _has_own_files(executor):
             await executor.exec(["rm", "-f", "--", report, marker_file, notes_file], timeout=60)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from carrel.execution.config import Mount
-from carrel.execution.container_executor import FOR_COMMANDS
+from carrel.execution.container_settings import FOR_COMMANDS
 from carrel.execution.executor import Executor
 from carrel.tasks.sample import Sample
 from carrel.tasks.verification.protected_files import touched_by
