@@ -19,6 +19,8 @@ MAX_RECORD = 64 * 1024 * 1024
 MAX_FDS = 16
 """File descriptors that one record can carry."""
 _MAX_UNCLAIMED_FDS = 4 * MAX_FDS
+_FIRST = 1 << 13
+"""Bytes to read where a record begins: nearly all are shorter, and code may have left little memory in one piece."""
 
 _LENGTH = struct.Struct(">I")
 # Numbers, made once: an operation on the enum members of `socket` takes longer than the system call.
@@ -189,7 +191,7 @@ class Channel:
         return record, fds
 
     def _receive(self, flags: int) -> None:
-        size = 65536
+        size = _FIRST
         if len(self._data) >= 4:
             size = max(size, 4 + _LENGTH.unpack_from(self._data)[0] - len(self._data))
         try:

@@ -90,8 +90,10 @@ async def test_a_fork_outlives_its_parent_and_survives_a_crash(executor: Executo
         "import os\nos.fork = None",
         "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)",
         "import resource as r\nr.setrlimit(r.RLIMIT_DATA, (0, 0))",
+        "import resource as r\nr.setrlimit(r.RLIMIT_DATA, (0, 0))\n"
+        "held = []\ntry:\n    while True: held.append(bytes(1000))\nexcept MemoryError: pass",
     ],
-    ids=["many files", "select is patched", "hooks that raise", "fork is patched", "SIGCHLD is ignored", "no memory"],
+    ids=["many files", "select", "hooks that raise", "os.fork", "SIGCHLD is ignored", "no memory", "memory is full"],
 )
 async def test_whatever_code_has_done_its_variables_are_there_after_a_fork(executor: Executor, code: str) -> None:
     await executor.run(f"x = 7\n{code}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import ctypes
 import gc
 import inspect
 import io
@@ -259,6 +260,15 @@ def _size(value: Any) -> int:
 # --- runs -----------------------------------------------------------------------------------------------------------
 
 
+_RESERVE = 120_000
+"""Bytes that are allocated while code runs, and free for the worker between runs: code may use up all memory, or set
+RLIMIT_DATA to 0. They are never written to, so they are part of the address space only; malloc would give a larger
+block back to the system."""
+_allocate, _free = ctypes.pythonapi.PyMem_RawMalloc, ctypes.pythonapi.PyMem_RawFree
+_allocate.argtypes, _allocate.restype = (ctypes.c_size_t,), ctypes.c_void_p
+_free.argtypes, _free.restype = (ctypes.c_void_p,), None
+
+
 class ContinueAsFork(BaseException):
     """Raised in a new fork of the worker, to leave whatever was running and return to the loop."""
 
@@ -330,6 +340,7 @@ class CodeRunner:
         if type(sys.stdin) is not NoInput:
             sys.stdin = NoInput()
         self._interrupts.install()
+        reserve = _allocate(_RESERVE)
         try:
             self._interrupts.begin()
             outcome = self._outcome(code, f"<cell {self._cells}>", before_run)
@@ -341,6 +352,8 @@ class CodeRunner:
             _repair(self._names)
             self.streams.settle()
             outcome = {"error": tracebacks.format_late_exception(error), "error_type": tracebacks.type_name(error)}
+        finally:
+            _free(reserve)
         after = _usage()
         outcome["usage"] = {"cpu_seconds": after[0] - before[0], "max_rss_bytes": after[1]}
         outcome["display"] = self._shown.bundles

@@ -22,7 +22,7 @@ _FORK_SAFE_THREADS = ("jemalloc_bg_thd", "")
 """jemalloc (in pyarrow, and so in pandas) ends its background thread before a fork, and starts it again after."""
 _CONNECTIONS = ("socket:", "pipe:", "anon_inode:")
 _TERMINALS = ("/dev/pts/", "/dev/ptmx", "/dev/tty")
-_SHARED_ROW = re.compile(rb"^[0-9a-f-]+ .w.s .*$", re.MULTILINE)
+_SHARED_ROW = re.compile(rb"[0-9a-f-]+ .w.s ")
 _SEMAPHORES = "/dev/shm/sem."
 """Locks of multiprocessing, which work in both processes; tqdm makes one."""
 
@@ -108,7 +108,7 @@ def _is_named_pipe(fd: int) -> bool:
 def shared_memory_reason() -> str | None:
     """Why memory that this process shares forbids a fork, or None: both would go on writing to it."""
     with open("/proc/self/maps", "rb") as file:
-        rows = [os.fsdecode(row).split(maxsplit=5) for row in _SHARED_ROW.findall(file.read())]
+        rows = [os.fsdecode(row).strip().split(maxsplit=5) for row in file if _SHARED_ROW.match(row)]
     names = [row[5] if len(row) > 5 else "anonymous" for row in rows]
     found = next((name for name in names if not name.startswith(_SEMAPHORES)), None)
     return None if found is None else f"shared memory cannot be copied into a fork ({found})"
