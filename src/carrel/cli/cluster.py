@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Annotated
 
 import typer
@@ -54,38 +56,61 @@ async def gateway(
 
 
 RayAddress = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--ray-address",
         metavar="ADDRESS",
-        help="The Ray cluster: auto (of this machine), HOST:PORT, or local: one that ends with this command.",
+        help="The Ray cluster: auto (of this machine), HOST:PORT, or local: one that ends with this command. "
+        "Default: auto, without --url.",
     ),
 ]
+
+
+Urls = Annotated[
+    list[str] | None,
+    typer.Option("--url", metavar="URL", help="A node that something else than Ray starts; can be repeated."),
+]
+
+
+def _open_nodes(
+    store: str, urls: list[str] | None, ray_address: str | None, words: Sequence[str] = ()
+) -> AbstractAsyncContextManager[clusters.Nodes]:
+    """Open the nodes at a list of URLs, or those on Ray."""
+    if urls and ray_address is not None:
+        raise WrongUsage("--url names nodes that Ray does not start; leave --ray-address out")
+    return clusters.open_static(store, urls) if urls else clusters.open_ray(store, ray_address or "auto", words)
 
 
 @command(cluster, "up", example="carrel cluster up --store redis://127.0.0.1:6379/0 --ray-address auto --nodes 3")
 async def up(
     store: SharedStore,
-    ray_address: RayAddress = "auto",
+    ray_address: RayAddress = None,
+    urls: Urls = None,
     nodes: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of nodes. Default: one on each Ray node.", min=1)
+        int | None,
+        typer.Option(metavar="N", help="Number of nodes. Default: one on each Ray node, or at each --url.", min=1),
     ] = None,
-    max_sessions: Annotated[int, typer.Option(metavar="N", help="Maximum number of live sessions.", min=1)] = 200,
+    max_sessions: Annotated[
+        int | None, typer.Option(metavar="N", help="Maximum number of live sessions of a node on Ray.", min=1)
+    ] = None,
     follow: Annotated[
         bool,
         typer.Option("--follow", help="Follow Ray nodes that come and go until Ctrl-C; always so with `local`."),
     ] = False,
 ) -> None:
-    """Start nodes on the machines of a Ray cluster; each has carrel in the same version.
+    """Start nodes on the machines of a Ray cluster, or wait for those at a list of URLs.
 
-    A machine that leaves takes its node with it; a node that has ended is started again."""
-    words = ["--max-sessions", str(max_sessions)]
-    async with clusters.open_ray(store, ray_address, words) as engine, clusters.open_cluster(store) as found:
+    Each machine has carrel in the same version. A machine that leaves a Ray cluster takes its node with it; a node
+    there that has ended is started again. Of the nodes at the URLs, those after the first N are drained."""
+    if urls and (follow or max_sessions is not None):
+        raise WrongUsage("--follow and --max-sessions are for nodes on Ray; nodes at a --url have options of their own")
+    words = ["--max-sessions", str(max_sessions)] if max_sessions is not None else []
+    async with _open_nodes(store, urls, ray_address, words) as engine, clusters.open_cluster(store) as found:
         await engine.wanted(nodes)
-        started = {each.name for each in await engine.list()}
+        started = {each.name for each in await engine.list() if each.state != "ended"}
         while not started <= {info.name for info in await found.list()}:  # noqa: ASYNC110 -- other processes
             await asyncio.sleep(0.5)
-        print_text(f"{len(started)} nodes run.")
+        print_text(f"{nodes if urls and nodes else len(started)} nodes run.")
         flush()
         while follow or ray_address == "local":
             await asyncio.sleep(_FOLLOW_SECONDS)
@@ -93,10 +118,10 @@ async def up(
 
 
 @command(cluster, "down", example="carrel cluster down --store redis://127.0.0.1:6379/0 --ray-address auto")
-async def down(store: SharedStore, ray_address: RayAddress = "auto") -> None:
-    """End all nodes that `up` has started, with their sessions."""
-    async with clusters.open_ray(store, ray_address, []) as engine:
-        ended = [each.name for each in await engine.list()]
+async def down(store: SharedStore, ray_address: RayAddress = None, urls: Urls = None) -> None:
+    """End all nodes that `up` has started on Ray, or those at a list of URLs, with their sessions."""
+    async with _open_nodes(store, urls, ray_address) as engine:
+        ended = [each.name for each in await engine.list() if each.name]
         await asyncio.gather(*map(engine.remove, ended))
     print_text(f"{len(ended)} nodes were ended.")
 

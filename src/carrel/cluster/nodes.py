@@ -109,5 +109,8 @@ class Nodes(Protocol):
     async def list(self) -> list[EngineNode]:
         """Return the nodes that were started."""
 
+    async def drain(self, name: str, until: float | None = None) -> None:
+        """Let a node take no new sessions, and end when it is empty or at `until`, in seconds since the epoch."""
+
     async def remove(self, name: str) -> None:
         """End a node and make sure that its process is dead."""

@@ -121,6 +121,10 @@ class RayNodes:
             found.append(EngineNode(name, name.partition("-")[2], state))
         return found
 
+    async def drain(self, name: str, until: float | None = None) -> None:
+        """Let a node take no new sessions, and end when it is empty or at `until`."""
+        await self._cluster.drain(name, until)
+
     async def remove(self, name: str) -> None:
         """End a node with its sessions, and its actor. Without its raylet, the node ends itself by the drain order."""
         runner = await asyncio.to_thread(_runner, name)
@@ -128,7 +132,7 @@ class RayNodes:
             await _ask(runner.end.remote(_END_SECONDS), None)
             await asyncio.to_thread(ray.kill, runner)
         with contextlib.suppress(NodeNotFound):
-            await self._cluster.drain(name, 0.0)
+            await self.drain(name, 0.0)
         async with asyncio.timeout(_END_SECONDS):
             while await self._cluster.has(name):  # noqa: ASYNC110 -- another process ends it
                 await asyncio.sleep(0.2)
