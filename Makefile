@@ -28,7 +28,7 @@ test-quick: dev-venv  ## the tests of the log, the storage and the formats, in l
 
 test-real: dev-venv  ## the tests with other programs: engines, databases, a browser, Ray, frameworks, originals of carrel.compat
 	@.venv/bin/uv pip install -q -p .venv -c constraints.txt --group adapters
-	@$(PYTEST) -m real
+	@$(PYTEST) -m "real and not slow"
 
 coverage: dev-venv  ## which lines the tests run, without those inside sandboxes; a page in .coverage-report/
 	@$(PYTEST) $(PARALLEL) -m "not slow" --cov=carrel --cov-report=html:.coverage-report --cov-report=term:skip-covered $(TESTS)

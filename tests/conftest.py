@@ -132,7 +132,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out tests of promises that a module lists in its DIFFERENCES."""
+    """Leave out tests of promises that a module lists in its DIFFERENCES; mark those that need a container engine."""
     items[:] = [
         item
         for item in items
@@ -141,6 +141,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             for mark in item.iter_markers("promise")
         )
     ]
+    for item in items:
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        if "docker_engine" in getattr(item, "fixturenames", ()) or parameters.get("executor_kind") == "container":
+            item.add_marker(pytest.mark.real)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
