@@ -61,8 +61,10 @@ bench: dev-venv  ## benchmarks against plain Python, ipykernel, and docker where
 screenshots: dev-venv  ## take the screenshots of the docs again, with Chromium
 	@.venv/bin/python scripts/screenshots
 
+# Once its packages are installed, this needs no network.
 docs: dev-venv  ## build the documentation into site/
-	@.venv/bin/uv pip install -q -p .venv -c constraints.txt --group docs
+	@.venv/bin/uv pip install -q --offline -p .venv -c constraints.txt --group docs 2>/dev/null || \
+		.venv/bin/uv pip install -q -p .venv -c constraints.txt --group docs
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict -q && echo "site/index.html"
 
 release: check test  ## build wheel and sdist, try both in empty environments, tag the commit

@@ -1,5 +1,6 @@
 """The documentation is correct: its examples run, its links have targets, and every public name is in it."""
 
+import inspect
 import os
 import re
 import shutil
@@ -102,6 +103,12 @@ def text_of_all_pages() -> str:
 def test_every_public_name_is_in_the_docs() -> None:
     text = text_of_all_pages()
     assert [name for name in carrel.__all__ if not re.search(rf"\b{re.escape(name)}\b", text)] == []
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    """The reference of the Python API shows only these."""
+    names = [name for name in carrel.__all__ if name != "__version__"]
+    assert [name for name in names if not inspect.getdoc(getattr(carrel, name))] == []
 
 
 def test_every_environment_variable_is_in_the_docs() -> None:

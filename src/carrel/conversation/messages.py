@@ -113,6 +113,7 @@ def build_message(role: str, blocks: list[MessageBlock], *, meta: dict[str, Any]
 
 
 def user_text_message(text: str, *, meta: dict[str, Any] | None = None) -> ConversationMessage:
+    """Return a message of the user with one text."""
     return build_message("user", [text_block(text)], meta=meta)
 
 
