@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import orjson
 
@@ -37,6 +37,7 @@ Kind = Literal[
     "close",
 ]
 Outcome = Literal["ok", "error", "timeout", "cancelled"]
+Item = TypeVar("Item")
 _MAX_TEXT = 500
 """Characters kept of a name or an error."""
 _WRITE_DELAY = 0.05
@@ -201,21 +202,19 @@ def data_size(value: Any) -> int:
         return len(safe_repr(value))
 
 
-class TraceLog:
-    """Writes steps as lines of a log, in order and shortly after they ended, so that no caller waits for the disk."""
+class LogWriter(Generic[Item]):
+    """Writes lines to a log, in order and shortly after they were added, so that no caller waits for the disk."""
 
-    def __init__(self, store: Store, key: str) -> None:
+    def __init__(self, store: Store, key: str, encode: Callable[[list[Item]], Awaitable[list[bytes]]]) -> None:
         self._store = store
         self.key = key
-        self._steps: list[Step] = []
+        self._encode = encode
+        self._items: list[Item] = []
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
 
-    def on_start(self, step: Step) -> None:
-        """Do nothing: a line is written when the outcome is known."""
-
-    def on_end(self, step: Step) -> None:
-        self._steps.append(step)
+    def add(self, item: Item) -> None:
+        self._items.append(item)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_WRITE_DELAY, self._start_writing)
 
@@ -225,22 +224,34 @@ class TraceLog:
             self._writing = asyncio.get_running_loop().create_task(self._write())
 
     async def _write(self) -> None:
-        while self._steps:
-            lines = [_line(step) for step in self._steps]
-            self._steps.clear()
+        while self._items:
+            items, self._items = self._items, []
             try:
-                await self._store.append(self.key, lines)
-            except (CarrelError, KeyError) as problem:
+                await self._store.append(self.key, await self._encode(items))
+            except (CarrelError, OSError, KeyError) as problem:
                 # A full disk must not end the session, whose work goes on.
-                logger.warning("%d lines of %s could not be written: %s", len(lines), self.key, problem)
+                logger.warning("%d lines of %s could not be written: %s", len(items), self.key, problem)
 
     async def flush(self) -> None:
-        """Write the lines of all steps that have ended."""
+        """Write the lines that were added so far."""
         if self._timer is not None:
             self._timer.cancel()
         self._start_writing()
         if self._writing is not None:
             await asyncio.shield(self._writing)
+
+
+class TraceLog(LogWriter[Step]):
+    """Writes the steps that have ended."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        super().__init__(store, key, _lines)
+
+    def on_start(self, step: Step) -> None:
+        """Do nothing: a line is written when the outcome is known."""
+
+    def on_end(self, step: Step) -> None:
+        self.add(step)
 
     async def read(self, from_seq: int = 1) -> AsyncIterator[dict[str, Any]]:
         """Yield the written lines, oldest first."""
@@ -252,6 +263,10 @@ class TraceLog:
                     logger.warning("line %d of %s cannot be read: %s", seq, self.key, problem)
                     continue
                 yield line
+
+
+async def _lines(steps: list[Step]) -> list[bytes]:
+    return [_line(step) for step in steps]
 
 
 def _line(step: Step) -> bytes:

@@ -154,6 +154,20 @@ async def test_secrets_are_replaced_as_in_the_conversation(tmp_path: Path) -> No
         assert key not in path.read_text()
 
 
+async def test_a_fork_does_not_record_the_secrets_of_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARCEL_TOKEN", "correct-horse-battery-1")
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "parcel.yaml").write_text(
+        "name: parcel\ncommand: echo\nenv: {TOKEN: '${PARCEL_TOKEN}'}\nschema: {positional: [{name: text}]}\n"
+    )
+    async with Session.from_base(tmp_path) as session:
+        await session.run("tools.parcel(text='x')\nx = 'correct-horse-' + 'battery-1'")
+        await session.checkpoint("c")
+        async with await session.fork() as fork:
+            await fork.checkpoint("d")
+            assert (await state_at(fork, "d")).variables["x"].preview == "'${PARCEL_TOKEN}'"
+
+
 async def test_points_that_do_not_exist(tmp_path: Path) -> None:
     async with Session.from_base(tmp_path) as session:
         for text in ("7", "nothing", "\ud800"):

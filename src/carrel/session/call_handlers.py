@@ -96,10 +96,6 @@ class LibraryAccess:
         for provider in other._registered:
             self.add(provider)
 
-    def redact(self, text: str) -> str:
-        """Replace the secrets of the tools in a text."""
-        return self._library.secrets.redact(text) if self._library is not None else text
-
     async def run(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Return the result of the work; closing the session cancels it and raises ExecutorClosed."""
         self._refuse_closed()

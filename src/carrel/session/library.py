@@ -38,7 +38,6 @@ class SessionLibrary:
     workflows: WorkflowLibrary
     artifacts: ArtifactStore
     deps: Dependencies
-    secrets: Secrets
 
 
 async def read_library(
@@ -47,13 +46,13 @@ async def read_library(
     *,
     approve: Approver | None,
     on_error: Literal["raise", "skip"],
+    secrets: Secrets,
     embedder: EmbedderOption = None,
     session_id: str = "",
 ) -> SessionLibrary:
     """Read the library of a session from its storage, and tools from the executor's `tools_path`."""
     config = getattr(executor, "config", None)
     tools_path = getattr(config, "tools_path", None)
-    secrets = Secrets()
     tools = ToolRegistry(
         files=[
             ToolFiles(store, prefix=prefix, secrets=secrets, sandbox=SandboxRunner(executor), on_error=on_error)
@@ -80,7 +79,6 @@ async def read_library(
             settings=getattr(config, "deps", ()),
             settings_file=getattr(config, "deps_file", None),
         ),
-        secrets=secrets,
     )
 
 

@@ -28,7 +28,7 @@ from carrel.session.storage import StorageBackend
 from carrel.storage.base import Store
 from carrel.storage.memory import MemoryStore
 from carrel.text import escape_surrogates
-from carrel.tracing import Step
+from carrel.tracing import LogWriter, Step
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +79,8 @@ class Recording:
         self._files = executor if kept and "files" in what and isinstance(executor, CommandsAndFiles) else None
         self._tool_secrets = redact
         self._variables: dict[str, RecordedVariable] = {}
+        self._shown: dict[str, list[Any]] = {}
+        """The variables as they were written, without secrets."""
         self._is_current = True
         """Whether `_variables` are those after the last run."""
         self._entries: dict[str, FileEntry] = {}
@@ -98,8 +100,9 @@ class Recording:
         self._cause: tuple[str, Step | None] = ("run", None)
         self._lock = asyncio.Lock()
         self._pause = _DELAY
-        self._lines: list[tuple[dict[str, Any], Recording | None]] = []
-        self._writing: asyncio.Task[None] | None = None
+        self._log = LogWriter(self._store, states_key(session_id), self._encode)
+        self._parent: Recording | None = None
+        """The session whose fork this one is, until the texts of its files are copied."""
 
     # --- runs and commands ------------------------------------------------------------------------------------------
 
@@ -143,7 +146,7 @@ class Recording:
         line = self._line(kind, step)
         if change := self._variable_change(variables):
             line["variables"] = change | ({"left_out": left_out} if left_out else {})
-        self._write(line)
+        self._log.add(line)
 
     def _variable_change(self, variables: Mapping[str, RecordedVariable]) -> dict[str, Any]:
         before, self._variables = self._variables, dict(variables)
@@ -153,6 +156,7 @@ class Recording:
             if before.get(name) != new
         }
         gone = [name for name in before if name not in variables]
+        self._shown = {name: changed.get(name) or self._shown[name] for name in variables}
         return ({"set": changed} if changed else {}) | ({"gone": gone} if gone else {})
 
     def _redact(self, text: str) -> str:
@@ -185,7 +189,7 @@ class Recording:
                         line |= await self._changed_files(self._files)
         except (CarrelError, OSError, ValueError, TimeoutError) as problem:
             logger.warning("the files of session %s were not recorded: %s", self._id, problem or "it took too long")
-        self._write(line)
+        self._log.add(line)
 
     async def _ask(self, line: dict[str, Any]) -> None:
         """The report after the last run was dropped, because another request came."""
@@ -207,14 +211,15 @@ class Recording:
         """Begin with what is known of the session that this one is a fork of."""
         self._is_current = parent._is_current
         line = self._line("fork", None) | {"parent": parent_id}
-        if change := self._variable_change(parent._variables):
-            line["variables"] = change
-        self._points = {}
+        self._variables, self._shown = parent._variables, parent._shown
+        if self._shown:
+            line["variables"] = {"set": self._shown}
         self._entries, self._read = dict(parent._entries), dict(parent._read)
         self._activity, self._fingerprint = 0, parent._fingerprint
         if self._entries and self._files is not None:
             line["files"] = {"set": self._entries}
-        self._write(line, texts_of=parent)
+        self._parent = parent
+        self._log.add(line)
 
     # --- files ------------------------------------------------------------------------------------------------------
 
@@ -242,7 +247,7 @@ class Recording:
             logger.info("the files of session %s were not recorded: %s", self._id, problem or "it took too long")
             return
         if "files" in line:
-            self._write(line)
+            self._log.add(line)
 
     async def _changed_files(self, executor: CommandsAndFiles) -> dict[str, Any]:
         """Return how the changed files differ from those recorded last, as a part of a line."""
@@ -304,24 +309,12 @@ class Recording:
                 line["at"] = step.started_at + step.duration
         return line
 
-    def _write(self, line: dict[str, Any], texts_of: Recording | None = None) -> None:
-        """Write a line soon; with `texts_of`, after the texts that it names have been copied from another session."""
-        self._lines.append((line, texts_of))
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.get_running_loop().create_task(self._write_all())
-
-    async def _write_all(self) -> None:
-        while self._lines:
-            lines, self._lines = self._lines, []
-            try:
-                for line, parent in lines:
-                    if parent is not None:
-                        await self._copy_texts(line, parent)
-                seq = await self._last_seq()
-                await self._store.append(states_key(self._id), [_encode({"seq": seq, **line}) for line, _ in lines])
-            except (CarrelError, OSError, KeyError) as problem:
-                # A full disk must not end the session, whose work goes on.
-                logger.warning("%d states of session %s were not recorded: %s", len(lines), self._id, problem)
+    async def _encode(self, lines: list[dict[str, Any]]) -> list[bytes]:
+        if self._parent is not None:
+            parent, self._parent = self._parent, None
+            await self._copy_texts(lines[0], parent)
+        seq = await self._last_seq()
+        return [_encode({"seq": seq, **line}) for line in lines]
 
     async def _last_seq(self) -> int:
         """Return the number of the conversation's last entry, by which a state is found later."""
@@ -342,8 +335,7 @@ class Recording:
         """Look at the files now if that is due, unless code runs, and write what has been noted so far."""
         if not is_busy:
             await self._look_if_due()
-        if self._writing is not None:
-            await asyncio.shield(self._writing)
+        await self._log.flush()
 
     async def close(self, *, is_busy: bool, is_paused: bool = False) -> None:
         """Look at the files once more if that is due, unless code still runs, and write everything."""

@@ -29,6 +29,7 @@ from carrel.execution.executor import (
 )
 from carrel.execution.results import closed_result, failed_result
 from carrel.execution.subprocess_executor import SubprocessExecutor
+from carrel.library.tools.secrets import Secrets
 from carrel.session.call_handlers import CLOSED, WOULD_WAIT, CallHandlers, LibraryAccess, library_module
 from carrel.session.checkpoints import Checkpoint, Checkpoints, ConversationBranch, fork_refused
 from carrel.session.durable import (
@@ -131,18 +132,25 @@ class Session(SessionWorkspace):
         self._owns_storage = owns_storage
         self._sharing: set[Session] = {self}
         """This session and the forks on its storage; the last of them to close closes a storage that they own."""
+        secrets = Secrets()
         self._library = LibraryAccess(
-            storage, executor, approve=approve, on_error=on_error, embedder=self._embedder, session_id=self.id
+            storage,
+            executor,
+            approve=approve,
+            on_error=on_error,
+            embedder=self._embedder,
+            secrets=secrets,
+            session_id=self.id,
         )
         self._trace_log = TraceLog(getattr(storage, "trace_store", storage.store), f"sessions/{self.id}/trace.jsonl")
         exporter = otel_exporter(self.id)
         self._steps = StepRecorder(
             [self._trace_log] if exporter is None else [self._trace_log, exporter],
             last_message=self._last_message,
-            redact=self._library.redact,
+            redact=secrets.redact,
         )
         self._record = record
-        self._recording = Recording(self.id, storage, executor, record, self._library.redact)
+        self._recording = Recording(self.id, storage, executor, record, secrets.redact)
         self._call_handlers = CallHandlers(self._library, self._steps, executor)
         self._branch = ConversationBranch(self.id, storage, lambda: self.conversation)
         self._checkpoints = Checkpoints(executor, self._branch)

@@ -88,6 +88,10 @@ class PreparedSample:
     """The top-level modules that are installed in the image."""
 
     @property
+    def in_container(self) -> bool:
+        return isinstance(self.config, ContainerConfig)
+
+    @property
     def workspace(self) -> Path:
         """The folder that every session of the sample starts from; it is never written to."""
         assert self.config.workspace is not None

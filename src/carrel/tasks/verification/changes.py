@@ -337,7 +337,7 @@ async def apply_changes(changes: Changes, executor: Executor, base: Base) -> Non
 async def _exec_all(executor: Executor, words: list[str], paths: Sequence[str], *, may_fail: bool = False) -> None:
     for names in _batches(paths):
         done = await executor.exec([*words, *names], timeout=120)
-        if not done.success and not may_fail:
+        if done.exit_code and not may_fail:
             raise CarrelError(f"the changes could not be applied: {words[0]}: {done.stderr.strip()[-500:]}")
 
 
@@ -351,7 +351,7 @@ async def apply_patch(executor: Executor, patch: str, what: str) -> None:
         done: CommandResult = await executor.exec(words, stdin=text, env=_GIT, timeout=120)
     except FileNotFoundError:
         raise PatchRefused(f"{what} could not be applied: there is no git in the sandbox") from None
-    if not done.success:
+    if done.exit_code:
         raise PatchRefused(
             f"{what} does not apply: {done.stderr.strip()[-1000:] or f'git ended with {done.exit_code}'}"
         )

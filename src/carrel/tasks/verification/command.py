@@ -300,7 +300,7 @@ async def _start_recorders(
     at = RECORDER_AT if _has_own_files(executor) else str(RECORDER_FOLDER)
     await executor.write_file(marker_file, marker)
     await executor.write_file(notes_file, "")
-    return recorder_variables(sample, marker_file, notes_file, at, manifest)
+    return recorder_variables(executor, sample, marker_file, notes_file, at, manifest)
 
 
 async def _read_notes(executor: Executor, sample: Sample, notes_file: str) -> str | None:

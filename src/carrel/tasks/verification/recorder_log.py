@@ -6,10 +6,12 @@ import json
 import platform
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from carrel.execution.config import Mount
+from carrel.execution.container_executor import ContainerExecutor
 from carrel.execution.container_settings import FOR_COMMANDS
 from carrel.execution.executor import Executor
 from carrel.tasks.sample import Sample
@@ -62,9 +64,11 @@ async def write_manifest(executor: Executor, sample: Sample, folder: Path, base:
         return ""
     inside = "filesystem_isolation" in executor.supported_capabilities()
     for path in touched_by(sample.test_patch):
-        if path.endswith(".py") and (await executor.exec(["test", "-f", path], timeout=60)).success:
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(await executor.read_file(path))
+        if path.endswith(".py"):
+            with suppress(OSError):  # The patch has removed it.
+                content = await executor.read_file(path)
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).write_bytes(content)
     manifest = {
         "workdir": (await executor.exec(["pwd", "-P"], timeout=60)).stdout.strip(),
         "base": _BASE_AT if inside else str(base),
@@ -81,14 +85,14 @@ def recorded_command(command: str, at: str) -> str:
 
 
 def recorder_variables(
-    sample: Sample, marker_file: str, notes_file: str, at: str, manifest: str = ""
+    executor: Executor, sample: Sample, marker_file: str, notes_file: str, at: str, manifest: str = ""
 ) -> dict[str, str]:
     """The environment variables that start the recorders.
 
     `marker_file` has the marker of the lines that Python's recorders write, `notes_file` is what the others write to.
     """
     env, program = sample.environment.env, f"{at}/carrel_test_program.py"
-    packages = FOR_COMMANDS if sample.environment.in_container else ""
+    packages = FOR_COMMANDS if isinstance(executor, ContainerExecutor) else ""
     machine = platform.machine().upper()
     return {
         "CARREL_RECORDER": marker_file,

@@ -59,7 +59,7 @@ class Verifier:
             async with executor.still if isinstance(executor, OverlayExecutor) else nullcontext():
                 exclude = self._protection.protected_reason
                 # An executor in a container has listed its files when it started, and compares with that.
-                base = None if self.sample.environment.in_container else self.prepared.workspace
+                base = None if self.prepared.in_container else self.prepared.workspace
                 changes = await read_changes(executor, exclude, base)
         except (CarrelError, OSError) as problem:
             return infrastructure_failure(self.sample, problem)
@@ -174,7 +174,7 @@ class Verifier:
 
     async def _apply(self, source: Changes, executor: Executor) -> None:
         """Apply the changes and the test patch to a new workspace; an image need not have git."""
-        if self.sample.environment.in_container and self.sample.test_patch.strip():
+        if self.prepared.in_container and self.sample.test_patch.strip():
             files = await open_files(self.prepared)
             try:
                 await self._apply_in_place(source, files)
