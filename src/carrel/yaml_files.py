@@ -28,6 +28,10 @@ class YamlFault(Exception):
         return f"{file}{f', line {self.line}' if self.line else ''}: {self}"
 
 
+class YamlSyntaxFault(YamlFault):
+    """The text is not YAML."""
+
+
 def read_yaml(data: bytes, *, unique_keys: bool = True) -> tuple[Any, yaml.Node | None]:
     """Return the value of a text and the node that `line_of` needs, both None for an empty text; raises YamlFault.
 
@@ -53,7 +57,7 @@ def read_yaml(data: bytes, *, unique_keys: bool = True) -> tuple[Any, yaml.Node 
     except yaml.MarkedYAMLError as error:
         raise _syntax_fault(error, text) from None
     except yaml.YAMLError as error:
-        raise YamlFault(f"this is not valid YAML: {error}") from None
+        raise YamlSyntaxFault(f"this is not valid YAML: {error}") from None
     except (ValueError, OverflowError) as error:
         raise YamlFault(f"a value cannot be read: {error}") from None
 
@@ -92,7 +96,7 @@ def _loader_class() -> Any:
     return Loader
 
 
-def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> YamlFault:
+def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> YamlSyntaxFault:
     mark, reason = error.problem_mark, error.problem or error.context
     lines = text.rstrip().splitlines()
     if error.context_mark is not None and (mark is None or mark.line >= len(lines)):
@@ -100,7 +104,7 @@ def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> YamlFault:
         mark, reason = error.context_mark, "the bracket or quote that begins here does not end"
     elif mark is not None and lines[mark.line][mark.column : mark.column + 1] == "\t":
         reason = "there is a tab; indent with spaces"
-    return YamlFault(f"this is not valid YAML: {reason}", min(mark.line + 1, len(lines)) if mark else None)
+    return YamlSyntaxFault(f"this is not valid YAML: {reason}", min(mark.line + 1, len(lines)) if mark else None)
 
 
 def _refuse_deep(text: str) -> None:

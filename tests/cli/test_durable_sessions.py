@@ -71,6 +71,7 @@ def test_pause_asks_the_process_that_has_the_session_open(base: Path) -> None:
         deleted = carrel(base, "sessions", "delete", "report", "--yes")
         assert (deleted.returncode, str(holder.pid) in deleted.stderr) == (1, True)
         assert json.loads(carrel(base, "sessions", "list", "--json").stdout)[0]["durable"]["state"] == "open"
+        assert carrel(base, "sessions", "prune", "--older-than", "0m", "--yes").stdout == "No session is that old.\n"
         assert carrel(base, "sessions", "pause", "report").stdout == "Paused report.\n"
         assert holder.stdout.readline() == "closed\n"
     assert carrel(base, "run", "--session", "report", "x").stdout == "6\n"

@@ -533,7 +533,7 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         (f"description: d\n{LAUGHS}", "alias"),
         ("m: &m {a: *m}\ndescription: d\n", "alias"),
         (f"description: {'x' * 100_000}\n", "longer than"),
-        (f"deep: {'[' * 10_000}\ndescription: d\n", "deeper than"),
+        (f"deep: {'[' * 10_000}\ndescription: d\n", "too deeply"),
         (f"name: a: b\ndescription: {' ' * 7000}x{' ' * 7000}y\n", ""),
         (f"number: {'9' * 5000}\n", "digits"),
     ],

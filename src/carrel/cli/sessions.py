@@ -379,15 +379,16 @@ async def prune(
 ) -> None:
     """Delete sessions that have not changed for a while.
 
-    Without --yes it only lists them. Sessions with a label are kept, unless --labelled is given; sessions written by a
-    newer carrel are always kept."""
+    Without --yes it only lists them. Sessions with a label are kept, unless --labelled is given; durable sessions that
+    a process has open, and sessions written by a newer carrel, are always kept."""
     age = parse_age(older_than)
     async with open_store(base) as store:
         # Counted before they are deleted.
-        selected = await store.counted(await store.prune(age, keep_labelled=not labelled))
+        is_open = [id_ for id_, state in (await SessionStates(store).all()).items() if state.owner is not None]
+        selected = await store.counted(await store.prune(age, keep_labelled=not labelled, keep=is_open))
         if yes:
             counted = {meta["id"]: meta for meta in selected}
-            deleted = await store.prune(age, keep_labelled=not labelled, dry_run=False)
+            deleted = await store.prune(age, keep_labelled=not labelled, dry_run=False, keep=is_open)
             selected = [counted.get(meta["id"], meta) for meta in deleted]
         if as_json:
             print_json({"deleted": yes, "sessions": selected})

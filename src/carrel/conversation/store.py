@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
@@ -509,13 +509,16 @@ class SessionStore:
             self._search = SessionSearch(self._logs.store, self._logs.prefix, path, choose_embedder(self._embedder))
         return await self._search.search(query, limit)
 
-    async def prune(self, older_than: timedelta, keep_labelled: bool = True, dry_run: bool = True) -> list[SessionMeta]:
+    async def prune(
+        self, older_than: timedelta, keep_labelled: bool = True, dry_run: bool = True, *, keep: Collection[str] = ()
+    ) -> list[SessionMeta]:
         """Delete sessions that were not changed for that long and return them; with `dry_run`, only return them.
 
-        Folders that contain only a trace are included. A session of a newer format is not deleted, because its
-        labels cannot be read; a warning is logged."""
+        The ids in `keep` are left out, and sessions of a newer format, whose labels cannot be read (logged).
+        Folders that contain only a trace are included."""
         logs = await self._logs.log_stamps()
-        chosen = await self._list.untouched_for(older_than, now=self._now(), keep_labelled=keep_labelled)
+        found = await self._list.untouched_for(older_than, now=self._now(), keep_labelled=keep_labelled)
+        chosen = [meta for meta in found if meta["id"] not in keep]
         if dry_run:
             return chosen
         # A session that was changed since then is not deleted.

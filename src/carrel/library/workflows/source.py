@@ -12,6 +12,7 @@ from typing import Any
 
 from carrel.errors import WorkflowSyntaxError, WorkflowValidationError
 from carrel.library.docstrings import Docstring, read_docstring
+from carrel.yaml_files import YamlFault, YamlSyntaxFault, read_yaml
 
 VERBS = frozenset({"list", "search", "get", "create", "delete", "invoke", "history", "read", "begin", "ended"})
 """Methods of `workflows` in running code; a workflow cannot have such a name."""
@@ -245,7 +246,6 @@ SKILL_FILE = "SKILL.md"
 LARGEST_SKILL = 1024 * 1024
 """Characters of a SKILL.md."""
 _LONGEST_FRONT_MATTER = 16 * 1024
-_DEEPEST = 20
 _LONGEST_SKILL_NAME = 200
 LONGEST_DESCRIPTION = 4000
 _FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
@@ -276,23 +276,15 @@ def read_skill(folder: str, text: str) -> Skill:
 
 
 def _read_front_matter(text: str) -> dict[str, Any]:
-    import yaml  # noqa: PLC0415 -- slow to import, and few libraries have such folders
-
     if len(text) > _LONGEST_FRONT_MATTER:
         raise ValueError(f"its front matter is longer than {_LONGEST_FRONT_MATTER} characters")
     try:
-        depth = 0
-        for event in yaml.parse(text, yaml.SafeLoader):
-            # A few lines of aliases of aliases expand to gigabytes.
-            if isinstance(event, yaml.AliasEvent):
-                raise ValueError("its front matter has an alias (*name); write the value out")
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST:
-                raise ValueError(f"its front matter is nested deeper than {_DEEPEST}")
-        front = yaml.safe_load(text)
-    except yaml.YAMLError:
+        front, _ = read_yaml(text.encode("utf-8", "surrogatepass"))
+    except YamlSyntaxFault:
         # Many descriptions contain a colon and no quotes, which is not valid YAML.
         front = {key: value.strip() for key, value in _PAIR.findall(text)}
+    except YamlFault as problem:
+        raise ValueError(f"its front matter cannot be read: {problem}") from None
     if front is None:
         return {}
     if not isinstance(front, dict):
