@@ -23,7 +23,7 @@ RECORDER = PACKAGE / "tasks" / "recorder"
 """Runs in the Python of a sample, which has its own pytest."""
 CEILING = 550
 """Lines of a module."""
-CEILINGS = {"session/session.py": 837}
+CEILINGS = {"session/session.py": 750}
 """Of modules that have to be longer, or still are."""
 IMPURE = {"os", "time", "asyncio", "pathlib", "threading", "subprocess", "socket", "sqlite3", "random", "shutil"}
 HEAVY = {

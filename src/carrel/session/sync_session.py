@@ -356,6 +356,104 @@ class SyncSession(SyncSessionBase):
         """Return the steps of this session so far, one dict each, oldest first."""
         return self._loop.wait(self._session.trace())
 
+    @property
+    def workspace_path(self) -> str:
+        """The folder of the workspace as code and commands see it; without a sandbox, known after the start."""
+        return self._session.workspace_path
+
+    @property
+    def user(self) -> str:
+        """The user that commands run as, unless they are to run as root."""
+        return self._session.user
+
+    def execute_command(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout: float | None = 300,
+        cwd: FilePath | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | str | None = None,
+        user: str | None = None,
+        text: bool = True,
+        on_output: OnOutput | None = None,
+        name: str | None = None,
+    ) -> CommandResult:
+        """Run a command (a str for a shell, or a list of arguments) in the workspace, beside the code and others.
+
+        On a timeout the whole process tree is killed and the exit code is 124; cancelling the caller kills it too.
+        A command that cannot be started raises what `subprocess` raises. `user` is "agent" (default) or "root"; `name`
+        is the command's name in the trace."""
+        return self._loop.wait(
+            self._session.execute_command(
+                command,
+                timeout=timeout,
+                cwd=cwd,
+                env=env,
+                stdin=stdin,
+                user=user,
+                text=text,
+                on_output=on_output,
+                name=name,
+            )
+        )
+
+    def processes(self) -> list[RunningCommand]:
+        """Return the commands that still have processes, oldest first, as `server & echo started` leaves one."""
+        return self._loop.wait(self._session.processes())
+
+    def kill(self, pid: int) -> bool:
+        """Kill such a command with its whole process tree; False when no process with this number is left."""
+        return self._loop.wait(self._session.kill(pid))
+
+    def read_file(self, path: FilePath) -> bytes:
+        """Return the content of a file; a relative path starts at the workspace. Raises what `open` raises."""
+        return self._loop.wait(self._session.read_file(path))
+
+    def write_file(self, path: FilePath, data: bytes | str) -> None:
+        """Write a file; missing folders are created."""
+        self._loop.wait(self._session.write_file(path, data))
+
+    def list_files(self, path: FilePath = ".") -> list[FileEntry]:
+        """Return the entries of a folder, sorted by name."""
+        return self._loop.wait(self._session.list_files(path))
+
+    def stat(self, path: FilePath) -> FileStat:
+        """Return what is known of a file; of a link, what is known of its target."""
+        return self._loop.wait(self._session.stat(path))
+
+    def exists(self, path: FilePath) -> bool:
+        """Return whether the path exists, as `os.path.exists`."""
+        return self._loop.wait(self._session.exists(path))
+
+    def make_dir(self, path: FilePath) -> None:
+        """Create a folder with missing parents; a folder that exists is no error."""
+        self._loop.wait(self._session.make_dir(path))
+
+    def remove(self, path: FilePath, *, recursive: bool = False) -> None:
+        """Remove a file, a link or an empty folder; with `recursive` a folder and all that is in it."""
+        self._loop.wait(self._session.remove(path, recursive=recursive))
+
+    def move(self, path: FilePath, to: FilePath) -> None:
+        """Rename a file or folder; a file at `to` is replaced."""
+        self._loop.wait(self._session.move(path, to))
+
+    def realpath(self, path: FilePath, *, strict: bool = True) -> str:
+        """Return the absolute path without links; FileNotFoundError if it does not exist, unless `strict` is False."""
+        return self._loop.wait(self._session.realpath(path, strict=strict))
+
+    def str_replace(self, path: FilePath, old: str, new: str) -> None:
+        """Replace the single occurrence of `old`; ValueError with the number of occurrences if it is not one."""
+        self._loop.wait(self._session.str_replace(path, old, new))
+
+    def changed_files(self) -> list[FileChange]:
+        """Return the files of the workspace that differ from the start, sorted by path."""
+        return self._loop.wait(self._session.changed_files())
+
+    def diff(self) -> str:
+        """Return the changes of the workspace since the start as a unified diff."""
+        return self._loop.wait(self._session.diff())
+
     def list_tools(self) -> list[dict[str, Any]]:
         """Return a dict for each tool: name, description, tags, recipes and more."""
         return self._loop.wait(self._session.list_tools())
@@ -468,101 +566,3 @@ class SyncSession(SyncSessionBase):
     def sync_deps(self) -> dict[str, Any]:
         """Install the requirements that are missing."""
         return self._loop.wait(self._session.sync_deps())
-
-    @property
-    def workspace_path(self) -> str:
-        """The folder of the workspace as code and commands see it; without a sandbox, known after the start."""
-        return self._session.workspace_path
-
-    @property
-    def user(self) -> str:
-        """The user that commands run as, unless they are to run as root."""
-        return self._session.user
-
-    def execute_command(
-        self,
-        command: str | Sequence[str],
-        *,
-        timeout: float | None = 300,
-        cwd: FilePath | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | str | None = None,
-        user: str | None = None,
-        text: bool = True,
-        on_output: OnOutput | None = None,
-        name: str | None = None,
-    ) -> CommandResult:
-        """Run a command (a str for a shell, or a list of arguments) in the workspace, beside the code and others.
-
-        On a timeout the whole process tree is killed and the exit code is 124; cancelling the caller kills it too.
-        A command that cannot be started raises what `subprocess` raises. `user` is "agent" (default) or "root"; `name`
-        is the command's name in the trace."""
-        return self._loop.wait(
-            self._session.execute_command(
-                command,
-                timeout=timeout,
-                cwd=cwd,
-                env=env,
-                stdin=stdin,
-                user=user,
-                text=text,
-                on_output=on_output,
-                name=name,
-            )
-        )
-
-    def processes(self) -> list[RunningCommand]:
-        """Return the commands that still have processes, oldest first, as `server & echo started` leaves one."""
-        return self._loop.wait(self._session.processes())
-
-    def kill(self, pid: int) -> bool:
-        """Kill such a command with its whole process tree; False when no process with this number is left."""
-        return self._loop.wait(self._session.kill(pid))
-
-    def read_file(self, path: FilePath) -> bytes:
-        """Return the content of a file; a relative path starts at the workspace. Raises what `open` raises."""
-        return self._loop.wait(self._session.read_file(path))
-
-    def write_file(self, path: FilePath, data: bytes | str) -> None:
-        """Write a file; missing folders are created."""
-        self._loop.wait(self._session.write_file(path, data))
-
-    def list_files(self, path: FilePath = ".") -> list[FileEntry]:
-        """Return the entries of a folder, sorted by name."""
-        return self._loop.wait(self._session.list_files(path))
-
-    def stat(self, path: FilePath) -> FileStat:
-        """Return what is known of a file; of a link, what is known of its target."""
-        return self._loop.wait(self._session.stat(path))
-
-    def exists(self, path: FilePath) -> bool:
-        """Return whether the path exists, as `os.path.exists`."""
-        return self._loop.wait(self._session.exists(path))
-
-    def make_dir(self, path: FilePath) -> None:
-        """Create a folder with missing parents; a folder that exists is no error."""
-        self._loop.wait(self._session.make_dir(path))
-
-    def remove(self, path: FilePath, *, recursive: bool = False) -> None:
-        """Remove a file, a link or an empty folder; with `recursive` a folder and all that is in it."""
-        self._loop.wait(self._session.remove(path, recursive=recursive))
-
-    def move(self, path: FilePath, to: FilePath) -> None:
-        """Rename a file or folder; a file at `to` is replaced."""
-        self._loop.wait(self._session.move(path, to))
-
-    def realpath(self, path: FilePath, *, strict: bool = True) -> str:
-        """Return the absolute path without links; FileNotFoundError if it does not exist, unless `strict` is False."""
-        return self._loop.wait(self._session.realpath(path, strict=strict))
-
-    def str_replace(self, path: FilePath, old: str, new: str) -> None:
-        """Replace the single occurrence of `old`; ValueError with the number of occurrences if it is not one."""
-        self._loop.wait(self._session.str_replace(path, old, new))
-
-    def changed_files(self) -> list[FileChange]:
-        """Return the files of the workspace that differ from the start, sorted by path."""
-        return self._loop.wait(self._session.changed_files())
-
-    def diff(self) -> str:
-        """Return the changes of the workspace since the start as a unified diff."""
-        return self._loop.wait(self._session.diff())
