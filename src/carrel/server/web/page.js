@@ -112,7 +112,8 @@ if (dialog) {
   switchOfKeys.checked = localStorage.getItem("keys") !== "off";
   switchOfKeys.addEventListener("change", () => localStorage.setItem("keys", switchOfKeys.checked ? "on" : "off"));
   addEventListener("keydown", (event) => {
-    const isTyping = event.target.closest?.("input:not([type=radio], [type=checkbox]), textarea, select, dialog");
+    // A dialog that was closed keeps the focus until the next frame, and swallows no key.
+    const isTyping = event.target.closest?.("input:not([type=radio], [type=checkbox]), textarea, select, dialog[open]");
     if (isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
     const action = event.key === "?" ? () => dialog.showModal() : switchOfKeys.checked ? KEYS[event.key] : null;
     if (action) {
