@@ -213,8 +213,12 @@ async def test_lists_trees_traces_and_runs(page: httpx.AsyncClient) -> None:
     rows = (await page.get("/", headers={"Accept": "application/json"})).json()["rows"]
     assert {row["id"] for row in rows} >= {"hostile", "traced"}
     family = (await page.get("/s/hostile/tree", headers={"Accept": "application/json"})).json()["family"]
-    assert [each["depth"] for each in family][:2] == [0, 1]
-    assert family[1]["session"]["parent"] == "hostile"
+    assert [(each["depth"], each["kind"], each["seq"]) for each in family][:3] == [
+        (0, "session", 0),
+        (1, "label", 3),
+        (1, "session", 6),
+    ]
+    assert family[2]["session"]["parent"] == "hostile"
     steps = (await page.get("/s/traced/trace", headers={"Accept": "application/json"})).json()["steps"]
     assert [(step["kind"], step["depth"]) for step in steps] == [("run", 0), ("call", 1)]
     run = (await page.get("/tasks/first")).text
@@ -223,9 +227,27 @@ async def test_lists_trees_traces_and_runs(page: httpx.AsyncClient) -> None:
     assert compared["comparison"]["better"] == ["a"]
 
 
+async def test_a_large_tree_is_shown_around_its_session(tmp_path: Path) -> None:
+    async with SessionStore(tmp_path / "sessions") as store:
+        await store.create_session("root", session_id="root")
+        await store.append_message("root", user_text_message("one"))
+        for number in range(250):
+            await store.fork_session("root", new_id=f"fork-{number:03}", load=False)
+    async with logged_in_to(tmp_path) as page:
+        last = (await page.get("/s/fork-249/tree")).text
+        assert ("/s/fork-249/tree" in last, "/s/fork-000/tree" in last) == (True, False)
+        assert "?first=1" in last
+        assert "/s/fork-000/tree" in (await page.get("/s/fork-249/tree?first=1")).text
+        data = (await page.get("/s/root/tree", headers={"Accept": "application/json"})).json()
+        assert (data["first"], data["sessions"], len(data["family"])) == (1, 251, 200)
+        forked = await page.post("/s/root/do/fork", data={"at": "1"})
+        id_ = forked.headers["location"].removeprefix("/s/")
+        assert id_ in (await page.get(f"/s/{id_}/tree")).text, "at once, although the list is kept for two seconds"
+
+
 async def test_two_sessions_are_compared(page: httpx.AsyncClient) -> None:
     family = (await page.get("/s/hostile/tree", headers={"Accept": "application/json"})).json()["family"]
-    fork = family[1]["session"]["id"]
+    fork = next(each["session"]["id"] for each in family if each["session"]["parent"] == "hostile")
     text = (await page.get(f"/compare?a=hostile&b={fork}")).text
     assert "6 entries in common" in text
     data = (await page.get(f"/compare?a=hostile@9&b={fork}@6", headers={"Accept": "application/json"})).json()
@@ -431,6 +453,11 @@ async def test_filters_and_points_of_a_base_folder(page: httpx.AsyncClient) -> N
         ("x", "differs"),
     ]
     assert [pair["kind"] for pair in compared["files"]] == ["differs", "same", "same"]
+    tree = (await data("/s/main/tree"))["family"]
+    assert [(node["kind"], node["point"], node["variables"], node["files"]) for node in tree] == [
+        ("session", "", 0, 0),
+        ("checkpoint", "c", 3, 3),
+    ]
     undone = await data("/s/main/rewind?to=1")
     assert undone["undone"] == []
 

@@ -6,6 +6,7 @@ from carrel.session.durable import Resumed, SavedState
 from carrel.session.points import (
     Point,
     RecordedDiff,
+    RecordedPoint,
     RecordedState,
     VariableChange,
     compare_files,
@@ -40,6 +41,7 @@ __all__ = [
     "PostgresStorage",
     "Recorded",
     "RecordedDiff",
+    "RecordedPoint",
     "RecordedState",
     "RedisStorage",
     "Resumed",

@@ -99,9 +99,31 @@ async def find_point(storage: StorageBackend, session_id: str, text: str) -> Poi
     raise PointNotFound(f"{text[:100]!r} is no point: give an entry number, a checkpoint id, a label, start or now")
 
 
-async def recorded_checkpoints(store: Store, session_id: str) -> list[Mapping[str, Any]]:
-    """Return the lines of checkpoints: `point` is the id, `seq` the conversation's last entry then."""
-    return [line for line in await _lines(store, session_id) if line.get("kind") == "checkpoint"]
+@dataclass(frozen=True)
+class RecordedPoint:
+    """A checkpoint, with what was recorded up to it."""
+
+    id: str
+    label: str
+    seq: int
+    """The last entry of the conversation then."""
+    at: float
+    variables: int
+    """How many there were."""
+    files: int
+    """How many differed from the start."""
+
+
+async def recorded_checkpoints(store: Store, session_id: str) -> list[RecordedPoint]:
+    """Return the checkpoints that were recorded, oldest first."""
+    state, found = RecordedState(session_id), []
+    for line in await _lines(store, session_id):
+        state.add(line)
+        if line.get("kind") == "checkpoint" and line.get("point"):
+            counts = len(state.variables), len(state.files)
+            label = str(line.get("label") or "")
+            found.append(RecordedPoint(str(line["point"]), label, int(line["seq"]), float(line["at"]), *counts))
+    return found
 
 
 def store_of(storage: StorageBackend) -> Store:

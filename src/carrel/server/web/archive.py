@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -16,9 +16,12 @@ from carrel.conversation.session_state import is_id
 from carrel.errors import ResultsRefused, SessionNotFound
 from carrel.server.records import RecordStore
 from carrel.server.session_manager import SessionManager
+from carrel.server.web.rows import SessionRow, count_facets, facets_of, row_of, state_of, title_of
+from carrel.server.web.tree import SHOWN, Node, family_of, ordered, points_of
 from carrel.session import (
     Point,
     RecordedDiff,
+    RecordedPoint,
     RecordedState,
     StorageBackend,
     compare_files,
@@ -40,26 +43,7 @@ MAX_COMPARED = 1000
 """Entries of each conversation that are compared, after those in common."""
 _MAX_STEPS = 5000
 """Steps of a trace on one page."""
-
-
-@dataclass(frozen=True)
-class SessionRow:
-    """A session in the list."""
-
-    id: str
-    title: str
-    state: str
-    updated_at: str
-    model: str = ""
-    messages: int | None = None
-    tokens: int | None = None
-    parent: str = ""
-    outcome: str = ""
-    """Of the last verification."""
-    tags: Sequence[str] = ()
-    found: str = ""
-    """The part of the conversation that a search has found, and the number of its entry."""
-    found_seq: int = 0
+_LISTING_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -73,15 +57,15 @@ class SessionView:
 
     @property
     def title(self) -> str:
-        return _title(self.meta, self.record) or self.id
+        return title_of(self.meta, self.record) or self.id
 
     @property
     def state(self) -> str:
-        return _state(self.meta, self.record)
+        return state_of(self.meta, self.record)
 
     @property
     def row(self) -> SessionRow:
-        return _row(self.id, self.meta, self.record)
+        return row_of(self.id, self.meta, self.record)
 
 
 @dataclass(frozen=True)
@@ -111,6 +95,15 @@ class SessionPage:
     """For each filter, how many sessions each of its values has, in all of the list."""
 
 
+@dataclass(frozen=True)
+class Listing:
+    """All sessions, newest first."""
+
+    metas: list[SessionMeta]
+    counts: Mapping[str, Mapping[str, int]]
+    made_at: float
+
+
 class Archive:
     """The sessions in one storage. With `manager`, also what only a running server knows."""
 
@@ -119,6 +112,9 @@ class Archive:
         self.conversations = storage.get_session_store()
         self.records = manager.records if manager is not None else RecordStore(storage.store)
         self.manager = manager
+        self._clock = time.monotonic
+        self._listed: Listing | None = None
+        self._listing_lock = asyncio.Lock()
 
     async def sessions(self, user: str | None, number: int, only: Mapping[str, str]) -> SessionPage:
         """Return a page of the list, newest first. None is for all users. `only` are the filters: by name, a value."""
@@ -127,15 +123,28 @@ class Archive:
             found = await self.records.list_sessions(user, status, page=number, page_size=PAGE_SIZE, cursor=None)
             rows = [await self._row_of(each, await self._meta(each.session_id)) for each in found.sessions]
             return SessionPage(rows, found.has_more, {"state": await self._states_of(user)})
-        metas = [*await self.conversations.list_sessions(), *await self.conversations.traces()]
-        kept = metas
+        listing = await self._listing()
+        kept = listing.metas
         if only:
-            kept = [meta for meta in metas if all(value in _facets(meta).get(key, ()) for key, value in only.items())]
-        kept.sort(key=lambda meta: str(meta.get("updated_at")), reverse=True)
+            kept = [meta for meta in kept if all(value in facets_of(meta).get(key, ()) for key, value in only.items())]
         shown = await self.conversations.counted(kept[(number - 1) * PAGE_SIZE : number * PAGE_SIZE])
         records = await self.records.get_sessions([meta["id"] for meta in shown])
         rows = [await self._row_of(records.get(meta["id"]), meta) for meta in shown]
-        return SessionPage(rows, number * PAGE_SIZE < len(kept), count_facets(metas))
+        return SessionPage(rows, number * PAGE_SIZE < len(kept), listing.counts)
+
+    async def _listing(self) -> Listing:
+        """Return all sessions; for two seconds the same, because two files of each session are looked at."""
+        async with self._listing_lock:
+            if self._listed is None or self._clock() - self._listed.made_at > _LISTING_SECONDS:
+                metas, traces = await asyncio.gather(self.conversations.list_sessions(), self.conversations.traces())
+                if traces:
+                    metas = sorted([*metas, *traces], key=lambda meta: str(meta.get("updated_at")), reverse=True)
+                self._listed = Listing(metas, count_facets(metas), self._clock())
+            return self._listed
+
+    def changed(self) -> None:
+        """Look at all sessions again for the next list, because one was changed."""
+        self._listed = None
 
     async def _states_of(self, user: str) -> dict[str, int]:
         counts = {}
@@ -145,7 +154,7 @@ class Archive:
         return {status: count for status, count in counts.items() if count}
 
     async def _row_of(self, record: SessionRecord | None, meta: Mapping[str, Any]) -> SessionRow:
-        row = _row(record.session_id if record is not None else meta["id"], meta, record)
+        row = row_of(record.session_id if record is not None else meta["id"], meta, record)
         if record is None or not record.dataset:
             return row
         jobs = [each for each in await self.records.operations(record.session_id) if isinstance(each, Job)]
@@ -157,7 +166,7 @@ class Archive:
         for hit in await self.conversations.search(words, 50):
             record = await self.records.get_session(hit.session_id)
             if user is None or (record is not None and record.user_id == user):
-                row = _row(hit.session_id, await self._meta(hit.session_id), record)
+                row = row_of(hit.session_id, await self._meta(hit.session_id), record)
                 rows.append(replace(row, found=hit.snippet, found_seq=hit.seq or 0))
         return rows
 
@@ -210,31 +219,43 @@ class Archive:
         except SessionNotFound:
             return 0
 
-    async def family(self, user: str | None, session_id: str) -> list[tuple[int, SessionRow]]:
-        """Return the session, its ancestors and all their forks, each with its depth."""
-        metas = {meta["id"]: meta for meta in await self.conversations.list_sessions()}
-        root, seen = session_id, {session_id}
-        while (parent := metas.get(root, {}).get("parent_session_id")) in metas and parent not in seen:
-            root = str(parent)
-            seen.add(root)
-        children: dict[str, list[SessionMeta]] = {}
-        for meta in sorted(metas.values(), key=lambda meta: str(meta.get("created_at"))):
-            children.setdefault(str(meta.get("parent_session_id")), []).append(meta)
-        found: list[tuple[int, SessionRow]] = []
-        nodes: list[tuple[int, Mapping[str, Any]]] = []
-        waiting: list[tuple[int, Mapping[str, Any]]] = [(0, metas.get(root, {"id": root}))]
-        while waiting:
-            depth, node = waiting.pop()
-            nodes.append((depth, node))
-            waiting += [(depth + 1, child) for child in reversed(children.pop(node["id"], []))]
-        records = await self.records.get_sessions([meta["id"] for _, meta in nodes])
-        for depth, node in nodes:
-            record = records.get(node["id"])
-            if user is None or (record is not None and record.user_id == user):
-                # The verdict is in the log of each session, so it is read for families of usual size only.
-                row = await self._row_of(record, node) if len(nodes) <= PAGE_SIZE else _row(node["id"], node, record)
-                found.append((depth, row))
-        return found
+    async def tree(
+        self, user: str | None, session_id: str, first: int | None, *, is_alone: bool = False
+    ) -> tuple[list[Node], int, int]:
+        """Return the nodes of a tree on one page, the number of its first session, and the number of all sessions.
+
+        `is_alone`: only the session itself."""
+        metas = {meta["id"]: meta for meta in (await self._listing()).metas}
+        family = family_of(metas, session_id)
+        if is_alone:
+            family = [(0, {"id": session_id, **await self._meta(session_id)})]
+        records: Mapping[str, SessionRecord] = {}
+        if user is not None:
+            records = await self.records.get_sessions([meta["id"] for _, meta in family])
+            family = [(d, m) for d, m in family if (r := records.get(m["id"])) is not None and r.user_id == user]
+        if first is None:
+            here = next((index for index, (_, meta) in enumerate(family) if meta["id"] == session_id), 0)
+            first = here + 1 - SHOWN // 2
+        first = max(1, min(first, len(family) - SHOWN + 1))
+        shown = family[first - 1 : first - 1 + SHOWN]
+        ids = [meta["id"] for _, meta in shown]
+        if user is None:
+            records = await self.records.get_sessions(ids)
+        stamps = await store_of(self.storage).stamps([f"sessions/{id_}/states.jsonl" for id_ in ids])
+        sessions, points = [], {}
+        for (depth, meta), stamp in zip(shown, stamps, strict=True):
+            row = await self._row_of(records.get(meta["id"]), meta)
+            sessions.append(Node(depth, "session", row, int(meta.get("forked_at_seq") or 0)))
+            checkpoints = await recorded_checkpoints(store_of(self.storage), row.id) if stamp is not None else []
+            live = await self._live_checkpoints(user, row) if checkpoints else ()
+            points[row.id] = points_of(row, meta, checkpoints, live, depth + 1)
+        return ordered(sessions, points), first, len(family)
+
+    async def _live_checkpoints(self, user: str | None, row: SessionRow) -> set[str]:
+        """Return the ids of the checkpoints to which a session can be taken back."""
+        if self.manager is None or user is None or row.state != "ready":
+            return set()
+        return {point.id for point in await self.manager.checkpoints(user, row.id)}
 
     async def trace(self, user: str | None, session_id: str) -> list[tuple[int, TraceRecord]]:
         """Return the steps of a session, each with its depth: a call stands below the run that made it."""
@@ -276,7 +297,7 @@ class Archive:
         entry = state.files.get(path)
         return None if entry is None else await read_text(store_of(self.storage), state.session_id, entry[2])
 
-    async def points(self, session_id: str) -> list[Mapping[str, Any]]:
+    async def points(self, session_id: str) -> list[RecordedPoint]:
         """Return the checkpoints that were recorded, oldest first; some can be gone back to, others not any more."""
         return await recorded_checkpoints(store_of(self.storage), session_id)
 
@@ -328,55 +349,3 @@ class Runs:
             raise ResultsRefused(f"there is no run {name!r}")
         run = RunFolder(self.folder / name)
         return await asyncio.to_thread(run.read_info), await asyncio.to_thread(run.read_results)
-
-
-def _row(session_id: str, meta: Mapping[str, Any], record: SessionRecord | None) -> SessionRow:
-    updated = meta.get("updated_at") or (record.requested_at.isoformat() if record and record.requested_at else "")
-    parent = meta.get("parent_session_id") or (record.parent_session_id if record is not None else "")
-    return SessionRow(
-        id=session_id,
-        title=_title(meta, record) or "Untitled",
-        state=_state(meta, record),
-        updated_at=str(updated),
-        model=str(meta.get("model") or ""),
-        messages=meta.get("message_count"),
-        tokens=meta.get("total_tokens"),
-        parent=str(parent or ""),
-        tags=[str(tag) for tag in meta.get("tags") or ()],
-    )
-
-
-_SHOWN_VALUES = 12
-"""Values of one filter, the most frequent ones."""
-
-
-def _facets(meta: Mapping[str, Any]) -> dict[str, Sequence[str]]:
-    """The values of a session by which the list can be filtered."""
-    return {
-        "kind": ["fork"] if meta.get("parent_session_id") else [],
-        "state": ["archived"] if meta.get("archived_at") else [],
-        "model": [str(meta["model"])] if meta.get("model") else [],
-        "tag": [str(tag) for tag in meta.get("tags") or ()],
-    }
-
-
-def count_facets(metas: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return for each filter how many sessions each of its values has, the most frequent first."""
-    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for meta in metas:
-        for name, values in _facets(meta).items():
-            for value in values:
-                counts[name][value] += 1
-    return {name: dict(counted.most_common(_SHOWN_VALUES)) for name, counted in counts.items() if counted}
-
-
-def _title(meta: Mapping[str, Any], record: SessionRecord | None) -> str:
-    if record is not None and record.dataset:
-        return f"{record.dataset} / {record.sample_id}"
-    return str(meta.get("title") or "")
-
-
-def _state(meta: Mapping[str, Any], record: SessionRecord | None) -> str:
-    if record is not None:
-        return record.status
-    return "archived" if meta.get("archived_at") else ""

@@ -31,13 +31,13 @@ from carrel.server.web.comparison import (
     variable_pairs,
 )
 from carrel.server.web.login import COOKIE, SHARE_DAYS, Logins, Visitor, read_form, refuse_foreign
+from carrel.server.web.tree import SHOWN, lanes_of
 from carrel.server.web.views import (
     HEADERS,
     View,
     bars,
     diff_lines,
     download,
-    lanes_of,
     number_of,
     problem_view,
     render,
@@ -49,7 +49,7 @@ from carrel.server.web.views import (
 from carrel.session import Point, RecordedState, compare_variables
 from carrel.tasks import attempts_of, compare, summary_of
 from carrel.text import json_bytes, single_line
-from carrel.wire.answers import ApprovalRecord, CheckpointRecord
+from carrel.wire.answers import ApprovalRecord
 from carrel.wire.requests import MESSAGE_ROLES, AnswerApproval, ForkSession
 from carrel.wire.verification import VerificationResult
 
@@ -182,6 +182,10 @@ class Pages:
             return render(request, problem_view(problem.detail), visitor, problem.status_code)
         except (CarrelError, OSError, ValueError) as problem:
             return render(request, problem_view(str(problem)), visitor, 409)
+        finally:
+            if request.method == "POST":
+                for archive in self._archives.values():
+                    archive.changed()
         return found if isinstance(found, Response) else render(request, found, visitor)
 
     # --- logging in -------------------------------------------------------------------------------------------------
@@ -260,23 +264,12 @@ class Pages:
 
     async def _tree(self, request: Request, visitor: Visitor) -> View:
         archive, session = await self._find(request, visitor)
-        family = [] if visitor.session else await archive.family(visitor.user, session.id)
-        rows = [
-            {"depth": depth, "session": row, "lanes": lanes}
-            for (depth, row), lanes in zip(family, lanes_of([depth for depth, _ in family]), strict=True)
-        ]
-        labels = await archive.conversations.labels(session.id) if session.meta.get("message_count") else []
-        points: list[CheckpointRecord] = []
-        if self._manager is not None and visitor.user is not None and session.state == "ready":
-            points = await self._manager.checkpoints(visitor.user, session.id)
-        live = {point.id for point in points}
-        recorded = [
-            {"id": line["point"], "label": line.get("label", ""), "seq": line["seq"], "at": line["at"]}
-            for line in await archive.points(session.id)
-            if line["point"] not in live
-        ]
-        data = {"session": session, "labels": labels, "checkpoints": points, "remembered": recorded}
-        return View("tree", {**data, "tab": "tree", "rows": rows}, {**data, "family": rows})
+        first = number_of(request, "first")
+        nodes, first, total = await archive.tree(visitor.user, session.id, first, is_alone=visitor.session is not None)
+        rows = list(zip(nodes, lanes_of([node.depth for node in nodes]), strict=True))
+        data = {"session": session, "first": first, "sessions": total}
+        view = {**data, "tab": "tree", "rows": rows, "last": first + SHOWN - 1, "shown": SHOWN}
+        return View("tree", view, {**data, "family": nodes})
 
     async def _confirm_rewind(self, request: Request, visitor: Visitor) -> View:
         """What would be undone: the messages after a checkpoint, or the entries after one of them."""
@@ -316,7 +309,7 @@ class Pages:
         ]
         (first, before), (last, after) = [await archive.state(visitor.user, session.id, name) for name in names]
         labels = [label["text"] for label in session.meta.get("labels", ())]
-        points = [line.get("label") or line["point"] for line in await archive.points(session.id)]
+        points = [point.label or point.id for point in await archive.points(session.id)]
         return Between(archive, session, first, before, last, after, ["start", *points, *labels, "now"])
 
     async def _variables(self, request: Request, visitor: Visitor) -> View:

@@ -179,21 +179,6 @@ def diff_lines(diff: str) -> list[tuple[str, str]]:
     ]
 
 
-_MAX_LANES = 24
-"""Lanes that are drawn of a tree."""
-
-
-def lanes_of(depths: Sequence[int]) -> list[list[tuple[int, bool]]]:
-    """Return the lines of each row of a tree: the lane, and whether it goes on below the row."""
-    found: list[list[tuple[int, bool]]] = []
-    below: set[int] = set()
-    for depth in reversed(depths):
-        shown = range(min(depth, _MAX_LANES))
-        found.append([(lane, lane + 1 in below) for lane in shown if lane + 1 in below or lane == depth - 1])
-        below = {other for other in below if other < depth} | {depth}
-    return found[::-1]
-
-
 def bars(steps: list[dict[str, Any]]) -> list[tuple[float, float]]:
     """Return where each step begins on the time axis and how long it is, in percent."""
     starts = [parse_time(step.get("started_at")) for step in steps]
