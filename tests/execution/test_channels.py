@@ -14,10 +14,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from carrel.execution.channels import AsyncChannel, Record
+from carrel.execution.channels import AsyncChannel, Discard, OutputPipe, Record
 from carrel.execution.config import SubprocessConfig
-from carrel.execution.local_transport import InitClient
-from carrel.execution.output import Discard, OutputPipe
+from carrel.execution.sandbox_client import InitClient
 from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.guest.channel import ChannelError
 from tests.execution.processes import descriptors, until

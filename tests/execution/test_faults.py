@@ -22,9 +22,8 @@ from carrel.execution.capabilities import probe
 from carrel.execution.config import InProcessConfig, SubprocessConfig
 from carrel.execution.connection import SpawnFailed
 from carrel.execution.in_process import InProcessExecutor
-from carrel.execution.local_transport import InitClient
+from carrel.execution.sandbox_client import InitClient, ZygoteKey, Zygotes, shared
 from carrel.execution.subprocess_executor import SubprocessExecutor
-from carrel.execution.zygote_client import ZygoteKey, Zygotes, shared
 from tests.execution.conftest import Here
 from tests.execution.processes import alive, descendants, groups_of, mounts, started, until, wait_gone
 

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from carrel.execution.recording import RecordedVariable, VariableReport, read_report
+from carrel.execution.results import RecordedVariable, VariableReport, read_report
 from carrel.guest.channel import ChannelError
 from carrel.guest.worker.recording import MAX_BYTES, NO_FILES, describe, fingerprint, record_variables
 

@@ -7,11 +7,16 @@ from __future__ import annotations
 import array
 import asyncio
 import errno
+import fcntl
 import json
 import os
+import resource
 import socket
+import stat
 import struct
+import termios
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from mmap import mmap
 from typing import Any, Protocol
 
@@ -24,6 +29,7 @@ Record = dict[str, Any]
 OnPiece = Callable[[int, bytes], None]
 """Called with the stream's number and the bytes; must not wait."""
 OnRecord = Callable[[Record], None]
+Sink = Callable[[bytes], None]
 _HEAD = struct.Struct(">IBI")
 _FIRST = 1 << 13
 """Bytes to read where a record begins: nearly all are shorter, and a larger buffer takes longer to make."""
@@ -411,3 +417,133 @@ def error_of(record: Record) -> Exception | None:
         return ValueError(text)
     names = [name if isinstance(name, str) else None for name in (record.get("filename"), record.get("filename2"))]
     return OSError(number, text, names[0], None, names[1]) if names[0] is not None else OSError(number, text)
+
+
+# --- output pipes -----------------------------------------------------------------------------------------------------
+
+CAPACITY = 1 << 18
+_MOST_AT_ONCE = 1 << 20
+_MOST_DISCARDED = 64
+_KEPT_FREE = 64
+
+
+def refuse_the_last(descriptor: int) -> None:
+    """Raise OSError where hardly any descriptors are left: a session that got only some would die in a run."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and descriptor > limit - min(_KEPT_FREE, limit // 4):
+        raise OSError(
+            errno.EMFILE,
+            f"this process has too many files open for another session, which takes eight; its limit is {limit}:"
+            " raise the limit (ulimit -n), or close sessions",
+        )
+
+
+class OutputPipe:
+    """One stream of a session; the write end goes to the session."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._read, self.write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._read, False)
+        # Refused when the user's share of pipe memory is used up; a pipe of the usual size does, slower.
+        with suppress(PermissionError):
+            fcntl.fcntl(self.write_end, fcntl.F_SETPIPE_SZ, CAPACITY)
+        self.sink: Sink | None = None
+        self._watching = False
+        self._closed = False
+        self._waiting = array.array("i", [0])
+        self.watch(True)
+
+    def watch(self, on: bool) -> None:
+        """Whether to take what comes; when not, the writer waits as soon as the pipe is full."""
+        if on and not self._watching and not self._closed:
+            self._loop.add_reader(self._read, self._readable)
+        elif not on and self._watching:
+            self._loop.remove_reader(self._read)
+        self._watching = on and not self._closed
+
+    def _readable(self) -> None:
+        try:
+            data = os.read(self._read, _MOST_AT_ONCE)
+        except BlockingIOError:
+            return
+        if not data:
+            self.watch(False)
+        elif self.sink is not None:
+            self.sink(data)
+
+    def drain(self) -> None:
+        """Take what is in the pipe now, and no more: a program left in the background may write for ever."""
+        if self._closed:
+            return
+        fcntl.ioctl(self._read, termios.FIONREAD, self._waiting)
+        left = self._waiting[0]
+        while left > 0:
+            try:
+                data = os.read(self._read, min(left, _MOST_AT_ONCE))
+            except BlockingIOError:  # Code may open its own end for reading, and have taken it.
+                return
+            left -= len(data)
+            if not data:
+                return
+            if self.sink is not None:
+                self.sink(data)
+
+    def handed_over(self) -> None:
+        """The session has its write end now."""
+        if self.write_end >= 0:
+            os.close(self.write_end)
+            self.write_end = -1
+
+    def give_up(self) -> int:
+        """Give away the read end; this pipe is not used any more."""
+        self.watch(False)
+        self._closed = True
+        self.handed_over()
+        return self._read
+
+    def close(self) -> None:
+        if not self._closed:
+            self.watch(False)
+            self._closed = True
+            self.handed_over()
+            os.close(self._read)
+
+
+class Discard:
+    """Descriptors whose output is not wanted, read all the same so that no writer has to wait."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._open: list[int] = []
+
+    def take(self, descriptors: list[int]) -> None:
+        for descriptor in descriptors:
+            # Nothing but pipes: a device or a counter has something to read for ever, at no cost to who sent it.
+            if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                os.close(descriptor)
+                continue
+            os.set_blocking(descriptor, False)
+            self._loop.add_reader(descriptor, self._readable, descriptor)
+            self._open.append(descriptor)
+        while len(self._open) > _MOST_DISCARDED:
+            self._drop(self._open[0])
+
+    def _readable(self, descriptor: int) -> None:
+        try:
+            ended = not os.read(descriptor, _MOST_AT_ONCE)
+        except BlockingIOError:
+            return
+        except OSError:
+            ended = True
+        if ended:
+            self._drop(descriptor)
+
+    def _drop(self, descriptor: int) -> None:
+        self._open.remove(descriptor)
+        self._loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+    def close(self) -> None:
+        for descriptor in list(self._open):
+            self._drop(descriptor)

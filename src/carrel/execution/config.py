@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from carrel.errors import ConfigurationError
+from carrel.execution.executor import BasicExecutor
 from carrel.home import resolve_carrel_home
 from carrel.processes import LIMIT
 
@@ -333,6 +334,22 @@ def settings_of(executor: object, wanted: type[T], given: T | None) -> T:
     elif isinstance(given, ExecutorSettings):
         text = f"and this is a {type(given).__name__}"
     raise TypeError(f"{name} takes a {wanted.__name__}, {text}")
+
+
+def check_executor(executor: object, base: Path | None) -> None:
+    """Raise TypeError for what is no executor; refuse one whose code could write into the base."""
+    if not isinstance(executor, BasicExecutor):  # An executor of the user's own that cannot rewind is enough.
+        raise TypeError(
+            f"executor is {describe_value(executor)}; give a SubprocessExecutor(SubprocessConfig(...)), a "
+            "ContainerExecutor(ContainerConfig(...)) or an InProcessExecutor(InProcessConfig(...)), or leave it out"
+        )
+    config = getattr(executor, "config", None)
+    if isinstance(config, ProcessSettings):
+        config.keep_apart({"the base": base})
+
+
+def describe_value(value: object) -> str:
+    return "None" if value is None else f"{value!r} ({type(value).__name__})"
 
 
 def is_seconds(given: object) -> bool:

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from carrel.errors import ExecutionError
-from carrel.execution.channels import CommandClient, CommandServerGone, Record
+from carrel.execution.channels import CommandClient, CommandServerGone, Record, Sink
 from carrel.execution.executor import Executor, Handler, RunClock
 from carrel.execution.host_calls import Calls
-from carrel.execution.recording import OnVariables, read_report
-from carrel.execution.results import Ending, WorkerDied
+from carrel.execution.results import Ending, OnVariables, WorkerDied, read_report
 from carrel.guest.channel import ChannelError
 
 READY = 30.0
@@ -26,7 +25,6 @@ _MAX_UNREAD = 256 * 1024 * 1024
 """Bytes of answers that wait to be read by the worker; beyond that an answer is replaced by a (short) error."""
 _CHANGES_LOST = "the session's Python ended after the run before this one, whose changes to the variables are gone"
 
-Sink = Callable[[bytes], None]
 State = Literal["restored", "lost", "gone"]
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import carrel.guest
 from carrel.errors import ConfigurationError, NoPython
-from carrel.execution.channels import CommandClient, Record, framed_body, read_body
-from carrel.execution.connection import Sink, SpawnFailed, TransportListener, fail
+from carrel.execution.channels import CommandClient, Record, Sink, framed_body, read_body
+from carrel.execution.connection import SpawnFailed, TransportListener, fail
 from carrel.execution.docker_engine import Engine
 from carrel.execution.results import Ending, WorkerDied, ending_of
 from carrel.guest.channel import MAX_RECORD, ChannelError

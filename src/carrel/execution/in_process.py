@@ -38,11 +38,11 @@ from carrel.execution.executor import (
     current_call,
 )
 from carrel.execution.host_calls import error_record, handler_for, whole
-from carrel.execution.output import Streaming, streamed
 from carrel.execution.packages import Packages, in_process_packages
 from carrel.execution.results import (
     LIST_VARIABLES,
     RunTimer,
+    Streaming,
     Turn,
     closed_result,
     encode_variables,
@@ -50,6 +50,7 @@ from carrel.execution.results import (
     finished,
     misused,
     stopped,
+    streamed,
     variables_of,
 )
 from carrel.guest.worker import values

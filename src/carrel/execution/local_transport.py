@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from carrel.errors import ConfigurationError
-from carrel.execution.channels import AsyncChannel, CommandClient, Record
-from carrel.execution.connection import READY, Sink, SpawnFailed, TransportListener, WorkerConnection
-from carrel.execution.output import Discard, OutputPipe, refuse_the_last
-from carrel.execution.results import Ending, WorkerDied, ending_of
-from carrel.execution.zygote_client import ZygoteClient
+from carrel.execution.channels import AsyncChannel, CommandClient, Discard, OutputPipe, Record, Sink, refuse_the_last
+from carrel.execution.connection import READY, SpawnFailed, TransportListener, WorkerConnection
+from carrel.execution.results import Ending, ending_of
+from carrel.execution.sandbox_client import InitClient, ZygoteClient
 from carrel.guest.channel import ChannelError
 from carrel.guest.processes import is_descendant, numbers_of
 from carrel.guest.sandbox.cgroups import hierarchies
@@ -31,7 +30,7 @@ class LocalTransport:
 
     listener: TransportListener
 
-    def __init__(self, zygote: ZygoteClient) -> None:
+    def __init__(self, zygote: ZygoteClient, pid_depth: int = 0) -> None:
         """`zygote` has counted this session in, and is released at its end."""
         self._loop = asyncio.get_running_loop()
         self.zygote = zygote
@@ -52,8 +51,8 @@ class LocalTransport:
         self._worker_ended = asyncio.Event()
         self._snapshot: tuple[socket.socket, int, int] | None = None
         """Its channel, its pidfd and its number."""
-        self._pid_depth = 0
-        """In how many pid namespaces the session's processes have a number."""
+        self.pid_depth = pid_depth
+        """In how many pid namespaces the session's processes have a number; 0 until it is known."""
         self._discard = Discard()
         self._servers: dict[CommandClient, tuple[int, int]] = {}
         """The number and the pidfd of each command server."""
@@ -75,7 +74,7 @@ class LocalTransport:
         finally:
             theirs.close()
             init.close()
-            self._close_write_ends()
+            self.close_write_ends()
         try:
             self.init.watch(int(spawned["pid"]))
         except ProcessLookupError:
@@ -94,7 +93,7 @@ class LocalTransport:
         )
         return made
 
-    def _close_write_ends(self) -> None:
+    def close_write_ends(self) -> None:
         for pipe in (self.stdout, self.stderr):
             pipe.handed_over()
 
@@ -131,7 +130,7 @@ class LocalTransport:
         try:
             send(fds)
         finally:
-            self._close_write_ends()
+            self.close_write_ends()
 
     def signal(self, number: int) -> None:
         if self._worker_fd >= 0:
@@ -211,7 +210,7 @@ class LocalTransport:
     def _watch_worker(self, pidfd: int, pid: int) -> None:
         self._forget_worker()
         self._worker_fd, self._worker_pid = pidfd, pid
-        self._pid_depth = len(numbers_of(pidfd)) or self._pid_depth
+        self.pid_depth = self.pid_depth or len(numbers_of(pidfd))
         self._process_known.set()
         self._worker_ended.clear()
         self._loop.add_reader(pidfd, self._worker_gone)
@@ -261,9 +260,9 @@ class LocalTransport:
         """Whether this process may be signalled. Without a pid namespace a worker can send the pidfd of any process of
         its user as its snapshot."""
         numbers = numbers_of(pidfd)
-        if self.init is None or not numbers or len(numbers) != self._pid_depth:
+        if self.init is None or not numbers or len(numbers) != self.pid_depth:
             return False
-        return self._pid_depth > 1 or is_descendant(numbers[0], self.init.pid)
+        return self.pid_depth > 1 or is_descendant(numbers[0], self.init.pid)
 
     def keep_snapshot(self, record: Record, fds: list[int]) -> None:
         try:
@@ -323,7 +322,7 @@ class LocalTransport:
         self._forget_worker()
         self.init.send({"op": "restart"}, [theirs.fileno(), self.stdout.write_end, self.stderr.write_end])
         theirs.close()
-        self._close_write_ends()
+        self.close_write_ends()
 
     # --- forks ------------------------------------------------------------------------------------------------------
 
@@ -369,136 +368,6 @@ class LocalTransport:
 
 
 LocalConnection = WorkerConnection[LocalTransport]
-
-
-# --- init -----------------------------------------------------------------------------------------------------------
-
-STATUS = 1.0
-"""Seconds within which init must have reported how a dead worker ended."""
-_MOST_STATUSES = 256
-
-
-class InitClient:
-    """Calls `worker` with a pidfd and a number for each worker that init starts, and `ended` when init is gone."""
-
-    def __init__(self, end: socket.socket, worker: Callable[[int, int], None], ended: Callable[[str], None]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._worker = worker
-        self._report_end = ended
-        self._number = 0
-        self._requests: dict[int, asyncio.Future[Record]] = {}
-        self._statuses: dict[int, int] = {}
-        self._changed = asyncio.Event()
-        self._gone = asyncio.Event()
-        self._pidfd = -1
-        self.pid = 0
-        self.has_forked = False
-        """Whether forks came from here: init then stays for them after this session has ended."""
-        self._channel = AsyncChannel(end, self._on_record, self._on_end)
-
-    @property
-    def alive(self) -> bool:
-        return not self._channel.closed
-
-    def watch(self, pid: int) -> None:
-        """Set its number, where this process started it; ProcessLookupError when it has ended already."""
-        self.pid = pid
-        self._pidfd = os.pidfd_open(pid)
-
-    def send(self, record: Record, fds: Sequence[int] = ()) -> None:
-        self._channel.send(record, fds)
-
-    def request(self, record: Record, fds: Sequence[int]) -> asyncio.Future[Record]:
-        """Send a request; the future has its answer, or WorkerDied when init is gone."""
-        answer: asyncio.Future[Record] = self._loop.create_future()
-        answer.add_done_callback(_mark_retrieved)  # the caller may not wait for it any more
-        if not self.alive:
-            answer.set_exception(WorkerDied("the session's first process is gone"))
-            return answer
-        self._number += 1
-        self._requests[self._number] = answer
-        self._channel.send({**record, "id": self._number}, fds)
-        return answer
-
-    async def status_of(self, worker: int) -> int | None:
-        """How a worker ended, as wait tells it; None when that is not known."""
-        end = self._loop.time() + STATUS
-        while self.alive and worker not in self._statuses and (left := end - self._loop.time()) > 0:
-            self._changed.clear()
-            try:
-                async with asyncio.timeout(left):
-                    await self._changed.wait()
-            except TimeoutError:
-                break
-        return self._statuses.pop(worker, None)
-
-    def _on_record(self, record: Record, fds: list[int]) -> None:
-        operation = record.get("op")
-        if operation == "worker" and len(fds) == 1:
-            # The number in init's namespace, by which it reports the end too; a fork's first worker sees another one.
-            self._worker(fds.pop(), record["pid"])
-        elif operation == "exited":
-            self._statuses[record["pid"]] = record["status"]
-            if len(self._statuses) > _MOST_STATUSES:
-                # Code can report any number of its own processes as workers, and end them.
-                del self._statuses[next(iter(self._statuses))]
-            self._changed.set()
-        elif operation in ("fork_ready", "fork_failed", "upper", "serving", "serve_failed"):
-            answer = self._requests.pop(record.get("id", 0), None)
-            if answer is not None and not answer.done():
-                answer.set_result({**record, "fd": fds.pop() if fds else -1})
-        for descriptor in fds:
-            os.close(descriptor)
-
-    def _on_end(self, reason: str) -> None:
-        self._changed.set()
-        self._gone.set()
-        for answer in self._requests.values():
-            if not answer.done():
-                answer.set_exception(WorkerDied("the session's first process is gone"))
-        self._requests.clear()
-        self._report_end(reason)
-
-    async def wait_gone(self, worker: int) -> None:
-        """Init ends last. Where it stays for forks, or its number is not known, the worker's pidfd is watched."""
-        watched = self._pidfd
-        if watched < 0 or self.has_forked:
-            watched = worker
-            if self.alive:
-                await self._gone.wait()
-        if watched < 0:
-            return
-        gone = asyncio.Event()
-        self._loop.add_reader(watched, gone.set)
-        try:
-            await gone.wait()
-        finally:
-            self._loop.remove_reader(watched)
-
-    def wake_up(self) -> None:
-        """Continue it, if it was stopped: without a namespace of its own it can be."""
-        self._signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        """End it with all that is in the session, unless forks live below it: then its closed line has to do."""
-        if not self.has_forked:
-            self._signal(signal.SIGKILL)
-
-    def _signal(self, number: int) -> None:
-        if self._pidfd >= 0:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, number)
-
-    def close(self) -> None:
-        self._channel.close()
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
-
-
-def _mark_retrieved(answer: asyncio.Future[Record]) -> None:
-    if not answer.cancelled():
-        answer.exception()
 
 
 @functools.cache

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import os
 import signal
-from collections.abc import Callable, Coroutine, Mapping
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from carrel.errors import ExecutorClosed, NoPython, WorkerLost
 from carrel.execution.channels import Record
 from carrel.execution.config import is_seconds
-from carrel.execution.executor import ExecutionResult, RunUsage, Variable
+from carrel.execution.executor import ExecutionResult, Output, RunUsage, Variable
+from carrel.guest.channel import ChannelError
 from carrel.guest.worker import values
+from carrel.guest.worker.recording import MAX_BYTES, MAX_VARIABLES
 from carrel.guest.worker.values import safe_repr
+from carrel.processes import BoundedOutput
 
 _FAULTS = {
     signal.SIGSEGV: "a segmentation fault",
@@ -281,3 +286,144 @@ def stopped(result: ExecutionResult, timer: RunTimer, seconds: float | None) -> 
 def clean(text: str) -> str:
     """Replace lone surrogates, which terminals, files and JSON refuse."""
     return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
+
+
+# --- output in pieces -------------------------------------------------------------------------------------------------
+
+MOST_PENDING = 4 * 1024 * 1024
+"""Bytes that wait for a slow reader; beyond them the code waits when it writes."""
+
+
+class Streaming:
+    """Both streams of one run; `watch` switches the pipes on and off."""
+
+    def __init__(self, limit: int) -> None:
+        self.stdout = _Streamed(limit, "stdout", self)
+        self.stderr = _Streamed(limit, "stderr", self)
+        self.watch: Callable[[bool], None] = _nothing_to_watch
+        self._pieces: deque[tuple[Output, int]] = deque()
+        self._pending = 0
+        self._came = asyncio.Event()
+
+    def put(self, piece: Output, size: int) -> None:
+        self._pieces.append((piece, size))
+        self._pending += size
+        self._came.set()
+        if self._pending > MOST_PENDING:
+            self.watch(False)
+
+    def take(self) -> Output | None:
+        if not self._pieces:
+            self._came.clear()
+            return None
+        piece, size = self._pieces.popleft()
+        if self._pending > MOST_PENDING >= self._pending - size:
+            self.watch(True)
+        self._pending -= size
+        return piece
+
+    async def wait(self) -> None:
+        await self._came.wait()
+
+    def finish(self) -> None:
+        """What was waiting for the rest of a character comes out as it is."""
+        self.stdout.finish()
+        self.stderr.finish()
+        self._came.set()
+
+
+class _Streamed(BoundedOutput):
+    def __init__(self, limit: int, name: Literal["stdout", "stderr"], to: Streaming) -> None:
+        super().__init__(limit)
+        self._name: Literal["stdout", "stderr"] = name
+        self._to = to
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, data: bytes) -> None:
+        super().add(data)
+        self._give(self._decoder.decode(data), len(data))
+
+    def finish(self) -> None:
+        self._give(self._decoder.decode(b"", final=True), 0)
+
+    def _give(self, text: str, size: int) -> None:
+        if text:
+            self._to.put(Output(self._name, text), size)
+
+
+def _nothing_to_watch(on: bool) -> None:
+    """The run has not begun."""
+
+
+async def streamed(
+    limit: int, run: Callable[[Streaming], Coroutine[Any, Any, ExecutionResult]]
+) -> AsyncGenerator[Output | ExecutionResult]:
+    """Run, and give out the pieces and then the result; a reader who leaves cancels the run."""
+    streaming = Streaming(limit)
+    task = asyncio.get_running_loop().create_task(run(streaming))
+    task.add_done_callback(lambda _: streaming.finish())
+    try:
+        while True:
+            piece = streaming.take()
+            if piece is not None:
+                yield piece
+            elif task.done():
+                break
+            else:
+                await streaming.wait()
+        yield task.result()
+    finally:
+        streaming.watch(True)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+
+
+# --- recorded variables -----------------------------------------------------------------------------------------------
+
+_MAX_RECORD = 3 * MAX_BYTES
+"""Bytes of a report as JSON, which escapes characters."""
+
+
+@dataclass(slots=True, frozen=True)
+class RecordedVariable:
+    """A variable as it was after a run."""
+
+    type: str
+    size: int
+    preview: str
+    """Its beginning, as text; empty where there was no time to look at it."""
+    digest: str
+    """Equal for equal values. After `~`, it covers only a part of the value; empty where there is none."""
+
+
+@dataclass(slots=True, frozen=True)
+class VariableReport:
+    """The variables of a session after a run."""
+
+    variables: Mapping[str, RecordedVariable]
+    left_out: int
+    """How many more there are."""
+    files: str
+    """A digest of the workspace's files by their sizes and times; empty where there are too many."""
+
+
+OnVariables = Callable[[VariableReport], None]
+"""Called with the variables after a run; not called for a run that is followed by another at once."""
+
+
+def read_report(record: Record, length: int) -> VariableReport:
+    """Return the report in a record of a worker; ChannelError for what no worker sends."""
+    listed, left_out, files = record.get("variables"), record.get("left_out"), record.get("files")
+    if length > _MAX_RECORD or not isinstance(listed, list) or len(listed) > MAX_VARIABLES:
+        raise ChannelError("the worker sent a report of variables that is too long")
+    if type(left_out) is not int or left_out < 0 or not isinstance(files, str):
+        raise ChannelError("the worker sent an invalid report of variables")
+    found = {}
+    for entry in listed:
+        match entry:
+            case [str(name), str(kind), int(size), str(preview), str(digest)]:
+                found[name] = RecordedVariable(kind, size, preview, digest)
+            case _:
+                raise ChannelError("the worker sent an invalid report of variables")
+    return VariableReport(found, left_out, files)

@@ -6,31 +6,35 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
 from carrel.errors import ConfigurationError, ExecutorClosed, ForkRefused, StateNotSaved
 from carrel.execution import file_changes, temp_dirs
 from carrel.execution.capabilities import Confinement, confinement
+from carrel.execution.channels import Record
 from carrel.execution.config import SubprocessConfig, path_of, sandbox_mode, settings_of
-from carrel.execution.connection import SpawnFailed, StateFile, WorkerConnection
+from carrel.execution.connection import READY, SpawnFailed, StateFile, WorkerConnection
 from carrel.execution.durable import LONGEST_SAVE, DiskWatch, Origin, StateFolder, read_report, variables_of_report
 from carrel.execution.environments import has_installer
 from carrel.execution.executor import ExecutionResult, ExecutorCheckpoint, Handler, SavedVariables
 from carrel.execution.file_changes import Unreadable, Upper, read_upper
-from carrel.execution.live_fork import fork_connection
 from carrel.execution.local_transport import LocalConnection, LocalTransport
 from carrel.execution.packages import Packages, subprocess_packages
 from carrel.execution.results import RunTimer, Turn, WorkerDied, finished
+from carrel.execution.sandbox_client import ZygoteGone, ZygoteKey, shared
 from carrel.execution.worker_executor import WorkerExecutor
-from carrel.execution.zygote_client import ZygoteGone, ZygoteKey, shared
 from carrel.guest.sandbox.spec import HOME, OWN_ENVIRONMENT
 from carrel.processes import BoundedOutput
 
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+_SETTLE_TIME = 2.0
+"""Seconds that a worker has to finish a fork that was given up."""
 
 
 class SubprocessExecutor(WorkerExecutor):
@@ -93,11 +97,10 @@ class SubprocessExecutor(WorkerExecutor):
                 self.resumed = await self._load(connection)
                 self._loads_at_start = False
             self._watch_disk(connection)
-        except TimeoutError:
+        except BaseException as problem:
             await connection.close()
-            raise SpawnFailed("start", None, f"it was not ready within {config.startup_timeout:g} s") from None
-        except BaseException:
-            await connection.close()
+            if isinstance(problem, TimeoutError):
+                raise SpawnFailed("start", None, f"it was not ready within {config.startup_timeout:g} s") from None
             raise
         return connection
 
@@ -168,7 +171,7 @@ class SubprocessExecutor(WorkerExecutor):
             "mounts": [{"source": str(Path(m.source).absolute()), "at": m.at, "mode": m.mode} for m in config.mounts],
             "home_source": str(home.absolute()) if home is not None else None,
             "readonly": [*environment.folders, str(packages.shown)],
-            "limits": {name: getattr(config.limits, name) for name in config.limits.__dataclass_fields__},
+            "limits": asdict(config.limits),
         }
 
     def _private(self, packages: Packages) -> dict[str, Any]:
@@ -273,8 +276,8 @@ class SubprocessExecutor(WorkerExecutor):
     async def _save_in_worker(self, file: int, refused: str, may_block: bool) -> SavedVariables:
         if not may_block:
             raise StateNotSaved(f"the variables were not saved: {refused}; save() and pause() can save them")
-        output = BoundedOutput(1), BoundedOutput(1)
-        result = await self._run("", LONGEST_SAVE, *output, variables=True, state=StateFile("save", file))
+        state, nothing = StateFile("save", file), BoundedOutput(1)
+        result = await self._run("", LONGEST_SAVE, nothing, nothing, variables=True, state=state)
         if not result.is_ok:
             raise StateNotSaved(f"the variables were not saved: {(result.error or '').strip().splitlines()[-1]}")
         try:
@@ -287,8 +290,7 @@ class SubprocessExecutor(WorkerExecutor):
         afterwards."""
         async with self._turn:
             connection = await self._started()
-            assert self._connection is not None
-            self.resumed = await self._load(self._connection)
+            self.resumed = await self._load(connection)
             if self._connection is not connection or not connection.worker_alive:
                 await self._started()
         return self.resumed
@@ -342,7 +344,6 @@ class SubprocessExecutor(WorkerExecutor):
 
     async def fork(self) -> Self:
         async with self._turn:
-            await self._started()
             fork = self._twin()
             fork._connection = await self._forked(fork.handlers)
             if self._packages is not None:
@@ -412,9 +413,7 @@ class SubprocessExecutor(WorkerExecutor):
 
     async def _forked(self, handlers: dict[str, Handler], *, as_checkpoint: bool = False) -> LocalConnection:
         """Open a session with a copy of the variables and files."""
-        await self._started()
-        connection = self._connection
-        assert connection is not None
+        connection = await self._started()
         if self._why_no_fork is not None:
             raise ForkRefused(f"a live fork is not possible here: {self._why_no_fork}")
         try:
@@ -443,13 +442,12 @@ class SubprocessExecutor(WorkerExecutor):
     async def upper(self, base: Path) -> Upper | None:
         """What the overlay of the workspace has changed in `base`; None where there is no overlay."""
         async with self._turn:
-            await self._started()
-            assert self._connection is not None
+            connection = await self._started()
             config, parts = self.config, self._confinement.parts if self._confinement is not None else ()
             if config.workspace is None or config.workspace_mode != "overlay" or "overlay" not in parts:
                 return None
             try:
-                folder = await self._connection.transport.overlay_folder()
+                folder = await connection.transport.overlay_folder()
             except WorkerDied:
                 return None
             try:
@@ -488,3 +486,64 @@ class _Checkpoint:
         if connection is not None:
             self.of._kept.remove(self)
             await connection.close()
+
+
+async def fork_connection(
+    parent: LocalConnection, handlers: dict[str, Handler], *, as_checkpoint: bool = False, generation: str = ""
+) -> LocalConnection:
+    """Fork a session with its variables and files; after ForkRefused nothing has changed.
+
+    With a `generation` its files are kept on the host, below the folder of the session that all of this came from.
+    A worker that does not answer is ended, and WorkerDied raised. A fork for a checkpoint is there only to be forked
+    itself: it keeps no snapshot, and no other process can look into it."""
+    transport = parent.transport
+    assert transport.init is not None
+    control, init = socket.socketpair()
+    channel, theirs = socket.socketpair()
+    if not transport.zygote.acquire():
+        raise ForkRefused("the process that the session came from is gone")
+    try:
+        new = LocalTransport(transport.zygote, transport.pid_depth + 1)
+    except BaseException:
+        transport.zygote.release()
+        raise
+    child = WorkerConnection(new, handlers)
+    answer: asyncio.Future[Record] | None = None
+    new.memory_kills = transport.memory_kills.shared()
+    try:
+        new.connect(channel, control)
+        # Init builds the file system while the worker forks; the first to finish waits for the other.
+        preparing = transport.init.request({"op": "fork", "generation": generation}, [init.fileno()])
+        fds = [theirs.fileno(), new.stdout.write_end, new.stderr.write_end]
+        answer = parent.request({"op": "fork", "checkpoint": as_checkpoint}, fds=fds)
+        # Copying many files takes init as long as it takes; once they are there, the worker has nothing to wait for.
+        await asyncio.wait([answer, preparing], return_when=asyncio.FIRST_COMPLETED)
+        async with asyncio.timeout(None if answer.done() else READY):
+            forked = await asyncio.shield(answer)
+        prepared = await preparing
+        if prepared.get("op") != "fork_ready":
+            raise ForkRefused(f"a live fork was refused: {prepared.get('message')}")
+        transport.init.has_forked = True
+        if "refused" in forked or forked.get("error"):
+            raise ForkRefused(f"a live fork was refused: {forked.get('refused') or forked.get('error')}")
+        init.close()
+        theirs.close()
+        new.close_write_ends()
+        await child.wait_ready("start the fork")
+    except BaseException as problem:
+        # Its end of the channel is seen once this process has closed its copies.
+        init.close()
+        theirs.close()
+        await child.close()
+        if isinstance(problem, TimeoutError):
+            # Otherwise it would fork at the next request.
+            parent.kill(f"it did not answer within {READY:.0f} seconds")
+        if answer is not None and not answer.done():
+            # After a cancellation the worker is still forking: it would take the next fork's file system.
+            await asyncio.wait([answer], timeout=_SETTLE_TIME)
+        if isinstance(problem, TimeoutError):
+            raise WorkerDied("it did not answer a request to fork") from None
+        if isinstance(problem, SpawnFailed):
+            raise ForkRefused(f"a live fork failed: {problem}") from None
+        raise
+    return child

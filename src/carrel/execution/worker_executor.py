@@ -15,20 +15,23 @@ from carrel.execution.config import ProcessSettings
 from carrel.execution.connection import Recovery, StateFile, WorkerConnection
 from carrel.execution.executor import ExecutionResult, ExecutorCheckpoint, Handler, Output, Variable
 from carrel.execution.host_calls import known_errors
-from carrel.execution.output import Streaming, streamed
 from carrel.execution.packages import Packages
-from carrel.execution.recording import OnVariables, VariableReport, read_report
 from carrel.execution.results import (
     LIST_VARIABLES,
+    OnVariables,
     RunTimer,
+    Streaming,
     Turn,
+    VariableReport,
     WorkerDied,
     closed_result,
     encode_variables,
     failed_result,
     finished,
     misused,
+    read_report,
     stopped,
+    streamed,
     variables_of,
 )
 from carrel.guest.channel import ChannelError

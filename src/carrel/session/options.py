@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from carrel.embedding import EmbedderOption
 from carrel.errors import ConfigurationError
-from carrel.execution.config import Limits, Mount, ProcessSettings, SandboxMode, is_seconds
-from carrel.execution.executor import BasicExecutor
+from carrel.execution.config import Limits, Mount, SandboxMode, is_seconds
 from carrel.session.recording import Recorded
-from carrel.session.storage import FileStorage, StorageBackend
+from carrel.session.storage import FileStorage
 from carrel.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -89,39 +88,7 @@ def split_options(
     return storage, {name: value for name, value in options.items() if name not in common}, common
 
 
-def check_storage(storage: object) -> None:
-    """Raise TypeError for what is no storage."""
-    if not isinstance(storage, StorageBackend):
-        raise TypeError(
-            f"storage is {_describe_value(storage)}; give a FileStorage, RedisStorage, PostgresStorage or "
-            "MemoryStorage, or use Session.from_base(folder)"
-        )
-
-
-def check_executor(executor: object, base: Path | None) -> None:
-    """Raise TypeError for what is no executor; refuse one whose code could write into the base."""
-    if not isinstance(executor, BasicExecutor):  # An executor of the user's own that cannot rewind is enough.
-        raise TypeError(
-            f"executor is {_describe_value(executor)}; give a SubprocessExecutor(SubprocessConfig(...)), a "
-            "ContainerExecutor(ContainerConfig(...)) or an InProcessExecutor(InProcessConfig(...)), or leave it out"
-        )
-    config = getattr(executor, "config", None)
-    if isinstance(config, ProcessSettings):
-        config.keep_apart({"the base": base})
-
-
-def check_id(session_id: str) -> str:
-    """Return the id of a session; SessionIdRefused if it is not a plain name."""
-    from carrel.conversation.session_state import checked_id  # noqa: PLC0415 -- loads pydantic
-
-    return checked_id(session_id)
-
-
 def check_ttl(minutes: float | None) -> None:
     """Raise ConfigurationError for what is no time to live."""
     if minutes is not None and not (is_seconds(minutes) and minutes > 0):
         raise ConfigurationError(f"ttl_minutes is {minutes!r}; it is a number of minutes above 0, or None to stay open")
-
-
-def _describe_value(value: object) -> str:
-    return "None" if value is None else f"{value!r} ({type(value).__name__})"

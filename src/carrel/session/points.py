@@ -10,7 +10,7 @@ from typing import Any, Literal
 import orjson
 
 from carrel.errors import PointNotFound, SessionNotFound
-from carrel.execution.recording import RecordedVariable
+from carrel.execution.results import RecordedVariable
 from carrel.session.recording import FileEntry, states_key, text_key
 from carrel.session.storage import StorageBackend
 from carrel.storage.base import Store

@@ -21,7 +21,7 @@ import orjson
 from carrel.errors import CarrelError, SessionNotFound
 from carrel.execution.commands_and_files import CommandsAndFiles
 from carrel.execution.file_changes import Seen
-from carrel.execution.recording import RecordedVariable, VariableReport
+from carrel.execution.results import RecordedVariable, VariableReport
 from carrel.execution.worker_executor import WorkerExecutor
 from carrel.guest.worker.recording import NO_FILES
 from carrel.session.storage import StorageBackend

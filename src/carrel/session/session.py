@@ -19,6 +19,7 @@ from carrel.execution.config import (
     InProcessConfig,
     SandboxMode,
     SubprocessConfig,
+    check_executor,
 )
 from carrel.execution.executor import (
     ExecutionResult,
@@ -48,14 +49,11 @@ from carrel.session.options import (
     ContainerOptions,
     SandboxOptions,
     SessionOptions,
-    check_executor,
-    check_id,
-    check_storage,
     check_ttl,
     split_options,
 )
 from carrel.session.recording import RECORDED, Recorded, Recording
-from carrel.session.storage import MemoryStorage, StorageBackend
+from carrel.session.storage import MemoryStorage, StorageBackend, check_id, check_storage
 from carrel.session.workspace import SessionWorkspace
 from carrel.text import html_table
 from carrel.tracing import Step, StepRecorder, TraceLog, otel_exporter

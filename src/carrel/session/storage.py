@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, Self, runtime_checkable
 
 from carrel.embedding import EmbedderOption, choose_embedder
 from carrel.errors import ConfigurationError
+from carrel.execution.config import describe_value
 from carrel.home import resolve_carrel_home
 from carrel.storage.base import Store
 from carrel.storage.files.store import FileStore
@@ -38,6 +39,22 @@ class StorageBackend(Protocol):
 
     async def close(self) -> None:
         """Close files and connections; calling it twice has no effect."""
+
+
+def check_storage(storage: object) -> None:
+    """Raise TypeError for what is no storage."""
+    if not isinstance(storage, StorageBackend):
+        raise TypeError(
+            f"storage is {describe_value(storage)}; give a FileStorage, RedisStorage, PostgresStorage or "
+            "MemoryStorage, or use Session.from_base(folder)"
+        )
+
+
+def check_id(session_id: str) -> str:
+    """Return the id of a session; SessionIdRefused if it is not a plain name."""
+    from carrel.conversation.session_state import checked_id  # noqa: PLC0415 -- loads pydantic
+
+    return checked_id(session_id)
 
 
 class _Storage:
