@@ -75,8 +75,8 @@ def test_every_part_has_a_remedy() -> None:
 
 
 def test_what_is_missing_is_left_out() -> None:
-    def machine(*missing: str) -> tuple[probe.Part, ...]:
-        return tuple(probe.Part(name, "", name not in missing, "", "") for name in probe.WHAT)
+    def machine(*missing: str) -> tuple[probe.HostPart, ...]:
+        return tuple(probe.HostPart(name, "", name not in missing, "", "") for name in probe.WHAT)
 
     assert set(probe.usable(machine())) == {*NAMESPACES, "seccomp", "landlock", "fork", "cgroup"}
     assert "overlay" not in probe.usable(machine("overlay"))

@@ -22,7 +22,7 @@ from carrel.cli.options import RUN, Base, Json, command, resolve_base
 from carrel.cli.output import console, print_indented, print_json, print_text, safe_text
 from carrel.embedding import choose_embedder
 from carrel.errors import CarrelError
-from carrel.execution.capabilities import Part, can_confine, engine_parts, probe
+from carrel.execution.capabilities import HostPart, can_confine, engine_parts, probe
 from carrel.session import open_shared_storage
 from carrel.text import readable_size, single_line
 
@@ -66,7 +66,7 @@ async def doctor(
     possible = can_confine(sandbox)
     disk = _disk_part(folder)
     embedder = choose_embedder(None)
-    meaning = Part(
+    meaning = HostPart(
         "embedder",
         f"search by meaning with {embedder.name}" if embedder else "search by meaning",
         embedder is not None,
@@ -106,7 +106,7 @@ async def doctor(
         raise typer.Exit(MACHINE_LACKS)
 
 
-def _print_part(part: Part) -> None:
+def _print_part(part: HostPart) -> None:
     mark = safe_text("yes ", "green") if part.in_force else safe_text("no  ", "yellow")
     first, *more = textwrap.wrap(part.what, max(20, console().width - 6)) or [""]
     print_indented(mark.append_text(safe_text(first)))
@@ -117,7 +117,7 @@ def _print_part(part: Part) -> None:
             print_indented(safe_text(text, "dim"), 6)
 
 
-def _verdict(parts: tuple[Part, ...], possible: bool) -> str:
+def _verdict(parts: tuple[HostPart, ...], possible: bool) -> str:
     missing = [part for part in parts if not part.in_force]
     if not possible:
         return "No sandbox is possible here: code runs in a separate process and can read what you can read."
@@ -131,13 +131,13 @@ def _versions() -> dict[str, str]:
     return {"carrel": carrel.__version__, "Python": platform.python_version(), platform.system(): system}
 
 
-def _installed_parts() -> tuple[Part, ...]:
+def _installed_parts() -> tuple[HostPart, ...]:
     """Return the programs and extras that features need."""
     programs = [
         _found("git", "git, for datasets made from repositories", "install git with your system's package manager")
     ]
     extras = [
-        Part(
+        HostPart(
             extra,
             f"{_with_version(module)}, for the extra [{extra}]",
             find_spec(module) is not None,
@@ -149,9 +149,9 @@ def _installed_parts() -> tuple[Part, ...]:
     return (*programs, *extras)
 
 
-def _found(program: str, what: str, remedy: str) -> Part:
+def _found(program: str, what: str, remedy: str) -> HostPart:
     found = shutil.which(program) is not None
-    return Part(program, what, found, "" if found else f"{program} is not on the PATH", "" if found else remedy)
+    return HostPart(program, what, found, "" if found else f"{program} is not on the PATH", "" if found else remedy)
 
 
 def _with_version(package: str) -> str:
@@ -161,7 +161,7 @@ def _with_version(package: str) -> str:
         return package
 
 
-def _disk_part(folder: Path) -> Part:
+def _disk_part(folder: Path) -> HostPart:
     """Return whether the base folder can be written and has free space."""
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     what = f"free space for {folder}"
@@ -170,11 +170,15 @@ def _disk_part(folder: Path) -> Part:
             free = shutil.disk_usage(existing).free
     except OSError as problem:
         reason = problem.strerror or str(problem)
-        return Part("disk", what, False, f"{existing} cannot be written: {reason}", "choose another folder with --base")
+        return HostPart(
+            "disk", what, False, f"{existing} cannot be written: {reason}", "choose another folder with --base"
+        )
     what = f"{readable_size(free)} of free space for {folder}"
     if free < MIN_FREE:
-        return Part("disk", what, False, "less than 1 GiB is free", "delete files; `carrel datasets prune` may help")
-    return Part("disk", what, True, "", "")
+        return HostPart(
+            "disk", what, False, "less than 1 GiB is free", "delete files; `carrel datasets prune` may help"
+        )
+    return HostPart("disk", what, True, "", "")
 
 
 def index_url() -> str:
@@ -183,7 +187,7 @@ def index_url() -> str:
     return next((os.environ[name] for name in names if os.environ.get(name)), "https://pypi.org/simple/")
 
 
-async def _index_part() -> Part:
+async def _index_part() -> HostPart:
     """Return whether the package index answers."""
     url = index_url()
     where = urlsplit(url).hostname or url
@@ -193,14 +197,14 @@ async def _index_part() -> Part:
             answer = await client.head(url)
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as problem:
         why = single_line(str(problem) or type(problem).__name__)
-        return Part("package_index", f"installing packages from {where}", False, why, remedy)
+        return HostPart("package_index", f"installing packages from {where}", False, why, remedy)
     if answer.status_code >= 400:
         why = f"it answers with HTTP status {answer.status_code}"
-        return Part("package_index", f"installing packages from {where}", False, why, remedy)
-    return Part("package_index", f"installing packages from {where}", True, "", "")
+        return HostPart("package_index", f"installing packages from {where}", False, why, remedy)
+    return HostPart("package_index", f"installing packages from {where}", True, "", "")
 
 
-async def _store_part(url: str) -> Part:
+async def _store_part(url: str) -> HostPart:
     """Return whether a Redis or Postgres answers; only shared stores need one."""
     where = urlsplit(url).netloc.rpartition("@")[2] or url
     kind = "Postgres" if url.startswith("postgres") else "Redis"
@@ -210,5 +214,5 @@ async def _store_part(url: str) -> Part:
             await storage.store.get("doctor")
     except (CarrelError, OSError) as problem:
         why = "no answer" if isinstance(problem, TimeoutError) else single_line(problem)
-        return Part(kind.lower(), what, False, why, f"start {kind}, or name another one: carrel doctor --store URL")
-    return Part(kind.lower(), what, True, "", "")
+        return HostPart(kind.lower(), what, False, why, f"start {kind}, or name another one: carrel doctor --store URL")
+    return HostPart(kind.lower(), what, True, "", "")

@@ -213,14 +213,14 @@ def plain_data(thing: Any) -> Any:
     return thing._asdict() if hasattr(thing, "_asdict") else thing
 
 
-class Step(Protocol):
+class Advance(Protocol):
     """Advances a progress bar by one; with `total`, sets its length instead."""
 
     def __call__(self, text: str, total: int | None = None) -> None: ...
 
 
 @contextmanager
-def progress(total: int | None, what: str, *, among_lines: bool = False) -> Iterator[Step]:
+def progress(total: int | None, what: str, *, among_lines: bool = False) -> Iterator[Advance]:
     """Show a progress bar on standard error; with `among_lines`, below printed lines. `done(text)` advances it."""
     from rich.console import Console  # noqa: PLC0415 -- slow to load
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415

@@ -34,7 +34,7 @@ app = typer.Typer()
 def repl(base: Base = None, timeout: Timeout = 0.0, network: Network = True, session_name: SessionName = None) -> None:
     """Type Python in an interactive session."""
     folder = resolve_base(base)
-    with contextlib.closing(BackgroundLoop()) as loop:
+    with contextlib.closing(LoopThread()) as loop:
         workspace, mode = settings_of_workspace(base, session_name, None, "overlay")
         session = carrel.Session.from_base(
             folder,
@@ -53,7 +53,7 @@ def repl(base: Base = None, timeout: Timeout = 0.0, network: Network = True, ses
             loop.run(session.close())
 
 
-class BackgroundLoop:
+class LoopThread:
     """An event loop in a thread, in which the session works while the main thread waits for input."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class BackgroundLoop:
 class Repl:
     """Reads inputs, runs them in the session and prints the results."""
 
-    def __init__(self, session: "carrel.Session", loop: BackgroundLoop, history: Path) -> None:
+    def __init__(self, session: "carrel.Session", loop: LoopThread, history: Path) -> None:
         self._session = session
         self._loop = loop
         self._history = history

@@ -23,7 +23,7 @@ NO_MESSAGES = "(no messages)"
 
 
 @dataclass(frozen=True)
-class SessionState:
+class DurableSession:
     """What is kept of one durable session."""
 
     record: StateRecord
@@ -56,7 +56,7 @@ class SessionStates:
         self._folder = store.data_dir
         self._store = FileStore(store.data_dir.parent)
 
-    async def find(self, session_id: str) -> SessionState | None:
+    async def find(self, session_id: str) -> DurableSession | None:
         """The state of one session; None if it is not durable."""
         if self._folder.name != "sessions":
             return None
@@ -65,9 +65,9 @@ class SessionStates:
             return None
         folder = self._folder / session_id / "workspace-state"
         owner = await owner_of(self._store, session_id)
-        return SessionState(record, owner, await asyncio.to_thread(used_space, folder))
+        return DurableSession(record, owner, await asyncio.to_thread(used_space, folder))
 
-    async def all(self) -> dict[str, SessionState]:
+    async def all(self) -> dict[str, DurableSession]:
         """The durable sessions, by id."""
         if self._folder.name != "sessions":
             return {}
@@ -87,14 +87,14 @@ class SessionStates:
         return await request_pause(self._store, session_id, seconds)
 
 
-def unsaid_meta(session_id: str, state: SessionState) -> dict[str, Any]:
+def unsaid_meta(session_id: str, state: DurableSession) -> dict[str, Any]:
     """The metadata with which a session without a conversation is listed."""
     updated = state.record.saved_at or state.record.since
     return {"id": session_id, "title": NO_MESSAGES, "message_count": 0, "updated_at": updated, "cwd": ""}
 
 
 async def with_states(
-    store: "carrel.SessionStore", metas: list[Any], states: Mapping[str, SessionState]
+    store: "carrel.SessionStore", metas: list[Any], states: Mapping[str, DurableSession]
 ) -> list[dict[str, Any]]:
     """The metadata of sessions with exact counts, and what is kept of those that are durable."""
     counted = await store.counted([meta for meta in metas if meta["title"] != NO_MESSAGES])
@@ -106,7 +106,7 @@ async def with_states(
     return shown
 
 
-def print_state(state: SessionState) -> None:
+def print_state(state: DurableSession) -> None:
     """Print whether the session is open, and what a later one would have of it."""
     record = state.record
     facts = [f"open in {state.owner}" if state.owner is not None else "paused", readable_size(state.size)]

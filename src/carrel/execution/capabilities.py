@@ -41,7 +41,7 @@ INSTEAD = {
 
 
 @dataclass(frozen=True)
-class Part:
+class HostPart:
     """One row of `carrel doctor`."""
 
     name: str
@@ -58,7 +58,7 @@ _PATIENCE = 120
 _one_at_a_time = threading.Lock()
 
 
-def probe(python: str | None = None) -> tuple[Part, ...]:
+def probe(python: str | None = None) -> tuple[HostPart, ...]:
     """Try every part, in the order of `WHAT`, with the given interpreter or with this one; concurrent callers share one
     attempt."""
     with _one_at_a_time:
@@ -66,10 +66,10 @@ def probe(python: str | None = None) -> tuple[Part, ...]:
 
 
 @functools.cache
-def _tried(python: str | None) -> tuple[Part, ...]:
+def _tried(python: str | None) -> tuple[HostPart, ...]:
     if not sys.platform.startswith("linux"):
         why = f"namespaces exist on Linux only; this is {sys.platform}"
-        return tuple(Part(name, what, False, why, "use a ContainerExecutor") for name, what in WHAT.items())
+        return tuple(HostPart(name, what, False, why, "use a ContainerExecutor") for name, what in WHAT.items())
     program = os.path.join(os.path.dirname(carrel.guest.sandbox.__file__), "__main__.py")
     command = [python or sys.executable, "-I", program, "probe"]
     try:
@@ -80,14 +80,14 @@ def _tried(python: str | None) -> tuple[Part, ...]:
         ) from None
     if tried.returncode != 0:
         why = f"the attempt itself failed: {tried.stderr.strip().splitlines()[-1:] or tried.returncode}"
-        return tuple(Part(name, what, False, why, "report this as a bug of carrel") for name, what in WHAT.items())
+        return tuple(HostPart(name, what, False, why, "report this as a bug of carrel") for name, what in WHAT.items())
     answer = json.loads(tried.stdout)
     results = {**answer["parts"], **answer["cgroups"]}
     return tuple(_part(name, results.get(name)) for name in WHAT)
 
 
-def _part(name: str, error: str | None) -> Part:
-    return Part(name, WHAT[name], error is None, error or "", "" if error is None else remedy(name))
+def _part(name: str, error: str | None) -> HostPart:
+    return HostPart(name, WHAT[name], error is None, error or "", "" if error is None else remedy(name))
 
 
 def remedy(name: str) -> str:
@@ -127,12 +127,12 @@ def _setting(path: str) -> str:
         return ""
 
 
-def can_confine(parts: tuple[Part, ...]) -> bool:
+def can_confine(parts: tuple[HostPart, ...]) -> bool:
     """Whether sessions can have namespaces and their own file system here."""
     return set(NEEDED) <= {part.name for part in parts if part.in_force}
 
 
-def usable(parts: tuple[Part, ...]) -> list[str]:
+def usable(parts: tuple[HostPart, ...]) -> list[str]:
     """The `parts` of the settings of a new session: all that this machine offers."""
     names = [part.name for part in parts if part.in_force]
     kept = [name for name in names if name not in ("memory", "pids", "cpu", "sockets")]
@@ -192,7 +192,7 @@ class Confinement:
         return None
 
 
-def confinement(mode: SandboxMode, config: SubprocessConfig, parts: tuple[Part, ...] | None = None) -> Confinement:
+def confinement(mode: SandboxMode, config: SubprocessConfig, parts: tuple[HostPart, ...] | None = None) -> Confinement:
     """The confinement for these settings; waits for the probe. SandboxUnavailable if a required part is missing."""
     if mode == "off":
         return Confinement((), confined=False)
@@ -216,7 +216,7 @@ def _required(config: SubprocessConfig) -> set[str]:
     return wanted
 
 
-def _missing_part(part: Part) -> str:
+def _missing_part(part: HostPart) -> str:
     return f"{part.what}: {part.why} (to get it: {part.how_to_get_it})"
 
 
@@ -228,19 +228,19 @@ _GET_ENGINE = (
 _GET_KERNEL = "install runsc and name it in the engine's settings: `runsc install`, then start the engine again"
 
 
-def engine_parts(address: str | None = None) -> tuple[Part, ...]:
+def engine_parts(address: str | None = None) -> tuple[HostPart, ...]:
     """Two rows of `carrel doctor` about the container engine."""
     try:
         engine = connect(address)
     except SandboxUnavailable as problem:
         why = str(problem).partition(". ")[0]
         return (
-            Part("engine", _ENGINE.format("that answers"), False, why, _GET_ENGINE),
-            Part("runsc", _KERNEL, False, "no container engine answers", _GET_KERNEL),
+            HostPart("engine", _ENGINE.format("that answers"), False, why, _GET_ENGINE),
+            HostPart("runsc", _KERNEL, False, "no container engine answers", _GET_KERNEL),
         )
     has = engine.has_runtime("runsc")
     why = "" if has else f"the engine has the runtimes {', '.join(sorted(engine.info().get('Runtimes') or ['?']))}"
     return (
-        Part("engine", _ENGINE.format(f"at {engine.where}, version {engine.version()}"), True, "", ""),
-        Part("runsc", _KERNEL, has, why, "" if has else _GET_KERNEL),
+        HostPart("engine", _ENGINE.format(f"at {engine.where}, version {engine.version()}"), True, "", ""),
+        HostPart("runsc", _KERNEL, has, why, "" if has else _GET_KERNEL),
     )

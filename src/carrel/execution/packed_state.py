@@ -75,7 +75,7 @@ def pack_files(folder: Path, generation: str, most: int | None) -> Generator[tup
         temp_dirs.remove(spool)
 
 
-class _Entry(NamedTuple):
+class _PackedEntry(NamedTuple):
     """A file, folder or link, and an open folder in which it is `name`."""
 
     path: str
@@ -85,7 +85,7 @@ class _Entry(NamedTuple):
     is_opaque: bool = False
 
 
-def _walk(root: Path) -> Iterator[_Entry]:
+def _walk(root: Path) -> Iterator[_PackedEntry]:
     with suppress(FileNotFoundError):
         descriptor = os.open(root, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -94,7 +94,7 @@ def _walk(root: Path) -> Iterator[_Entry]:
             os.close(descriptor)
 
 
-def _walk_folder(folder: int, path: str, depth: int) -> Iterator[_Entry]:
+def _walk_folder(folder: int, path: str, depth: int) -> Iterator[_PackedEntry]:
     """By descriptors: code of the session may put a link in the place of a folder at any moment."""
     if depth > _DEEPEST:
         raise StateNotSaved(f"the files were not stored: folders are more than {_DEEPEST} deep; delete some")
@@ -106,10 +106,10 @@ def _walk_folder(folder: int, path: str, depth: int) -> Iterator[_Entry]:
         try:
             about = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if not stat.S_ISDIR(about.st_mode):
-                yield _Entry(inner, folder, name, about)
+                yield _PackedEntry(inner, folder, name, about)
                 continue
             inside = os.open(name, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-            yield _Entry(inner, folder, name, about, _is_opaque(inside))
+            yield _PackedEntry(inner, folder, name, about, _is_opaque(inside))
             yield from _walk_folder(inside, inner, depth + 1)
         except (FileNotFoundError, NotADirectoryError):
             continue  # It was moved meanwhile.
@@ -143,7 +143,7 @@ class _Archive:
         self.size += len(data)
         return self._compressed.write(data)
 
-    def add(self, entry: _Entry, links: dict[tuple[int, int], str]) -> None:
+    def add(self, entry: _PackedEntry, links: dict[tuple[int, int], str]) -> None:
         """Add one entry; `links` are the paths of files with several names."""
         about, kind = entry.about, stat.S_IFMT(entry.about.st_mode)
         info = tarfile.TarInfo(entry.path)
@@ -167,7 +167,7 @@ class _Archive:
             return  # a socket: no program listens on a copy
         self._tar.addfile(info)
 
-    def _add_file(self, entry: _Entry, info: tarfile.TarInfo) -> None:
+    def _add_file(self, entry: _PackedEntry, info: tarfile.TarInfo) -> None:
         # It may have become a named pipe, and opening that would wait.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with open(os.open(entry.name, flags, dir_fd=entry.folder), "rb") as file:

@@ -15,7 +15,7 @@ from carrel.execution.executor import ExecutionResult, Output
 from carrel.server.hosted_session import HostedSession
 from carrel.server.session_manager import SessionManager
 from carrel.text import json_bytes
-from carrel.wire.answers import Interaction, RunResult, RunUsage, repr_of
+from carrel.wire.answers import Interaction, RunResult, RunUsageRecord, repr_of
 from carrel.wire.requests import RunCode
 from carrel.wire.verification import Job
 
@@ -110,7 +110,7 @@ def run_stream(hosted: HostedSession, request: RunCode) -> EventSourceResponse:
 def run_record(result: ExecutionResult) -> RunResult:
     """Return the result of a run as an answer."""
     fields = {name: getattr(result, name) for name in RunResult.model_fields if hasattr(result, name)}
-    usage = RunUsage(cpu_seconds=result.usage.cpu_seconds, max_rss_bytes=result.usage.max_rss_bytes)
+    usage = RunUsageRecord(cpu_seconds=result.usage.cpu_seconds, max_rss_bytes=result.usage.max_rss_bytes)
     return RunResult(**{**fields, "usage": usage, "value_repr": repr_of(result.value)})
 
 

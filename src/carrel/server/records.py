@@ -33,7 +33,7 @@ from carrel.storage.base import MISSING, Block, Store
 from carrel.text import json_bytes
 from carrel.wire.answers import (
     Interaction,
-    SessionList,
+    SessionPage,
     SessionRecord,
     SessionStatus,
     TracePage,
@@ -175,17 +175,17 @@ class RecordStore:
 
     async def list_sessions(
         self, user: str, status: SessionStatus | None, *, page: int, page_size: int, cursor: str | None
-    ) -> SessionList:
+    ) -> SessionPage:
         """Return a page of a user's sessions, newest first: by its number, or from the `cursor` of the page before."""
         if status in ("creating", "ready"):
             marks = [key.rpartition("/")[2] for key in await self.store.list("server/live")]
             live = [each for each in await self._get_sessions(marks) if (each.user_id, each.status) == (user, status)]
             live.sort(key=lambda each: each.requested_at or each.expires_at, reverse=True)
             shown = live[(page - 1) * page_size : page * page_size]
-            return SessionList(sessions=shown, total_count=len(live), has_more=page * page_size < len(live))
+            return SessionPage(sessions=shown, total_count=len(live), has_more=page * page_size < len(live))
         found = await self._lists.page(user, status or "all", (page - 1) * page_size, page_size, cursor)
         records = await self._get_sessions(found.ids)
-        return SessionList(
+        return SessionPage(
             # A durable session that was resumed is in the list of its earlier status too.
             sessions=[record for record in records if status in (None, record.status)],
             total_count=found.total_count,

@@ -46,7 +46,7 @@ def check_outcome(outcome: str, key: str, guard: Guard | None, source: str = "")
     return outcome
 
 
-class Leases(Protocol):
+class TokenServer(Protocol):
     """Tokens that a server keeps for keys until they expire."""
 
     async def take(self, key: str, token: str, seconds: float) -> bool:
@@ -64,7 +64,7 @@ class RenewedLock:
 
     A holder that does not renew it in time, because its process or the server stood still, loses it: `lost` is set."""
 
-    def __init__(self, leases: Leases, key: str) -> None:
+    def __init__(self, leases: TokenServer, key: str) -> None:
         self.lost = asyncio.Event()
         self._leases = leases
         self._key = key

@@ -162,7 +162,7 @@ class SessionRecord(Answer):
         return self.status in ("creating", "ready")
 
 
-class SessionList(Answer):
+class SessionPage(Answer):
     """One page of sessions, newest first."""
 
     sessions: list[SessionRecord]
@@ -172,7 +172,7 @@ class SessionList(Answer):
     """For the next page: it continues after the last session of this one, also if new ones were created meanwhile."""
 
 
-class SessionClosed(Answer):
+class ClosedSession(Answer):
     """The answer to closing a session."""
 
     message: str
@@ -249,7 +249,7 @@ class ReplaceResult(Answer):
     message: str
 
 
-class RunUsage(Answer):
+class RunUsageRecord(Answer):
     """The resources that one run used."""
 
     cpu_seconds: float = 0.0
@@ -281,7 +281,7 @@ class RunResult(Answer):
     """Why they are not `kept`."""
     display: list[dict[str, Any]] = Field(default=[])
     """Tables, plots and other rich results: objects of MIME type and content."""
-    usage: RunUsage = RunUsage()
+    usage: RunUsageRecord = RunUsageRecord()
 
     @model_validator(mode="before")
     @classmethod

@@ -14,14 +14,14 @@ from carrel.client.transport import FilePath, WaitOptions, check_names
 from carrel.errors import NotFoundThere, NotNow, SessionNotFound, SessionNotReady
 from carrel.wire.answers import (
     CheckpointRecord,
+    ClosedSession,
     FileChangeRecord,
     FileEntryRecord,
     Interaction,
     OutputPiece,
     RunResult,
-    SessionClosed,
     SessionEvent,
-    SessionList,
+    SessionPage,
     SessionRecord,
     TraceRecord,
     VariableRecord,
@@ -205,7 +205,7 @@ class AsyncRemoteSession(SessionRecord):
         """Return the session as it is now."""
         return await self._sessions.retrieve(self.session_id)
 
-    async def close(self) -> SessionClosed | None:
+    async def close(self) -> ClosedSession | None:
         """Close the session; return None if it is closed already."""
         try:
             return await self._sessions.close(self.session_id)
@@ -224,7 +224,7 @@ class AsyncRemoteSession(SessionRecord):
         await self.close()
 
 
-class AsyncSessionList(SessionList):
+class AsyncSessionList(SessionPage):
     """One page of sessions, each with its calls."""
 
     sessions: list[AsyncRemoteSession]  # type: ignore[assignment]

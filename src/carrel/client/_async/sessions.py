@@ -38,6 +38,7 @@ from carrel.errors import ServerUnreachable
 from carrel.wire.answers import (
     CheckpointList,
     CheckpointRecord,
+    ClosedSession,
     FileEntryRecord,
     FolderListing,
     Interaction,
@@ -46,7 +47,6 @@ from carrel.wire.answers import (
     ReplaceResult,
     RewoundSession,
     RunResult,
-    SessionClosed,
     SessionEvent,
     TracePage,
     TraceRecord,
@@ -181,11 +181,11 @@ class AsyncSessions(AsyncResource):
         request = make_request(self.extend, options, "PATCH", path, action, body={"ttl_minutes": ttl_minutes})
         return self._session(await self._json(request), request)
 
-    async def close(self, session_id: str, **options: Unpack[RequestOptions]) -> SessionClosed:
+    async def close(self, session_id: str, **options: Unpack[RequestOptions]) -> ClosedSession:
         """Close a session; none of its processes and files remain on the server."""
         path, action = session_path(session_id), f"close session {session_id}"
         request = make_request(self.close, options, "DELETE", path, action)
-        return parse_as(SessionClosed, await self._json(request), request)
+        return parse_as(ClosedSession, await self._json(request), request)
 
     # --- checkpoints
 

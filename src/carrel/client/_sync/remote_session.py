@@ -15,14 +15,14 @@ from carrel.client.transport import FilePath, WaitOptions, check_names
 from carrel.errors import NotFoundThere, NotNow, SessionNotFound, SessionNotReady
 from carrel.wire.answers import (
     CheckpointRecord,
+    ClosedSession,
     FileChangeRecord,
     FileEntryRecord,
     Interaction,
     OutputPiece,
     RunResult,
-    SessionClosed,
     SessionEvent,
-    SessionList,
+    SessionPage,
     SessionRecord,
     TraceRecord,
     VariableRecord,
@@ -206,7 +206,7 @@ class RemoteSession(SessionRecord):
         """Return the session as it is now."""
         return self._sessions.retrieve(self.session_id)
 
-    def close(self) -> SessionClosed | None:
+    def close(self) -> ClosedSession | None:
         """Close the session; return None if it is closed already."""
         try:
             return self._sessions.close(self.session_id)
@@ -225,7 +225,7 @@ class RemoteSession(SessionRecord):
         self.close()
 
 
-class RemoteSessionList(SessionList):
+class RemoteSessionList(SessionPage):
     """One page of sessions, each with its calls."""
 
     sessions: list[RemoteSession]  # type: ignore[assignment]

@@ -39,6 +39,7 @@ from carrel.errors import ServerUnreachable
 from carrel.wire.answers import (
     CheckpointList,
     CheckpointRecord,
+    ClosedSession,
     FileEntryRecord,
     FolderListing,
     Interaction,
@@ -47,7 +48,6 @@ from carrel.wire.answers import (
     ReplaceResult,
     RewoundSession,
     RunResult,
-    SessionClosed,
     SessionEvent,
     TracePage,
     TraceRecord,
@@ -176,11 +176,11 @@ class SyncSessions(SyncResource):
         request = make_request(self.extend, options, "PATCH", path, action, body={"ttl_minutes": ttl_minutes})
         return self._session(self._json(request), request)
 
-    def close(self, session_id: str, **options: Unpack[RequestOptions]) -> SessionClosed:
+    def close(self, session_id: str, **options: Unpack[RequestOptions]) -> ClosedSession:
         """Close a session; none of its processes and files remain on the server."""
         path, action = session_path(session_id), f"close session {session_id}"
         request = make_request(self.close, options, "DELETE", path, action)
-        return parse_as(SessionClosed, self._json(request), request)
+        return parse_as(ClosedSession, self._json(request), request)
 
     # --- checkpoints
 

@@ -222,7 +222,7 @@ def reasons_by_kind(kinds: dict[str, str]) -> dict[str, str]:
 
 
 @dataclass(slots=True)
-class Node:
+class SourceNode:
     """A line of the file in the tree of lines, without its text."""
 
     line: int
@@ -243,7 +243,7 @@ class Node:
 class LineTree:
     """The lines of one conversation with all its branches, in file order."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[SourceNode]) -> None:
         self.nodes = nodes
         self._by_id = {node.id: node for node in nodes}
         self._parent: dict[str, str | None] = {}
@@ -255,16 +255,16 @@ class LineTree:
             self._parent[node.id] = previous if is_lost else parent
             previous = node.id
 
-    def last(self) -> Node | None:
+    def last(self) -> SourceNode | None:
         """Return the last line with content."""
         return next((node for node in reversed(self.nodes) if node.has_content), None)
 
-    def find(self, id_: object) -> Node | None:
+    def find(self, id_: object) -> SourceNode | None:
         return self._by_id.get(id_) if isinstance(id_, str) else None
 
-    def path(self, leaf: Node) -> list[Node]:
+    def path(self, leaf: SourceNode) -> list[SourceNode]:
         """Return the lines from the first one to `leaf`, with lines that belong to them but are off the chain."""
-        on_path: dict[str, Node] = {}
+        on_path: dict[str, SourceNode] = {}
         current: str | None = leaf.id
         while current is not None and current not in on_path:
             on_path[current] = self._by_id[current]
@@ -273,7 +273,7 @@ class LineTree:
         self._add_compactions(on_path, leaf)
         return sorted(on_path.values(), key=lambda node: node.line)
 
-    def _add_parallel_calls(self, on_path: dict[str, Node]) -> None:
+    def _add_parallel_calls(self, on_path: dict[str, SourceNode]) -> None:
         """Add parallel calls: siblings, each with its result as a child, of which the chain contains only one."""
         message_ids = {node.message_id for node in on_path.values() if node.message_id}
         if not message_ids:
@@ -290,7 +290,7 @@ class LineTree:
                 on_path[node.id] = node
                 result_ids.update(node.result_ids)
 
-    def _add_compactions(self, on_path: dict[str, Node], leaf: Node) -> None:
+    def _add_compactions(self, on_path: dict[str, SourceNode], leaf: SourceNode) -> None:
         """Add compactions that kept messages visible: the chain continues from those messages, past the compaction."""
         added: set[str] = set()
         for node in self.nodes:
@@ -301,12 +301,12 @@ class LineTree:
                 on_path[node.id] = node
                 added.add(node.id)
 
-    def branch_ends(self, excluded: Iterable[Node]) -> list[Node]:
+    def branch_ends(self, excluded: Iterable[SourceNode]) -> list[SourceNode]:
         """Return the last line of each branch that is not among the excluded lines."""
         excluded_ids = {node.id for node in excluded}
         nearest_content: dict[str, str | None] = {}
         followed: set[str] = set()
-        ends: list[Node] = []
+        ends: list[SourceNode] = []
         for node in self.nodes:
             parent = self._parent[node.id]
             above = nearest_content.get(parent) if parent is not None else None
@@ -318,7 +318,7 @@ class LineTree:
         return [node for node in ends if node.id not in followed]
 
 
-def content_lines(nodes: Iterable[Node]) -> set[int]:
+def content_lines(nodes: Iterable[SourceNode]) -> set[int]:
     """Return the numbers of the lines with content."""
     return {node.line for node in nodes if node.has_content}
 

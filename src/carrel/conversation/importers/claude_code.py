@@ -18,7 +18,7 @@ from carrel.conversation.importers.base import (
     ImportReport,
     LineTree,
     LogBuilder,
-    Node,
+    SourceNode,
     content_lines,
     dicts_of,
     iso,
@@ -212,16 +212,16 @@ def _is_injected(record: dict[str, Any], text: str) -> bool:
     return bool(record.get("isMeta")) or not is_typed or text.startswith(_INJECTED_STARTS)
 
 
-def _node_of(number: int, record: dict[str, Any], has_content: bool, previous: str | None) -> Node | None:
+def _node_of(number: int, record: dict[str, Any], has_content: bool, previous: str | None) -> SourceNode | None:
     """Return the line's place in the tree, if it has one. A line without ids follows the preceding line."""
     id_ = record.get("uuid")
     if not isinstance(id_, str) or not id_:
-        return Node(number, f"line {number}", previous, has_content) if has_content else None
+        return SourceNode(number, f"line {number}", previous, has_content) if has_content else None
     parent = record.get("parentUuid")
     # A first line has the parent null; a line without the field follows the preceding line.
     is_continuation = "parentUuid" not in record
     parent = parent if isinstance(parent, str) else None
-    node = Node(number, id_, parent, has_content, is_continuation=is_continuation)
+    node = SourceNode(number, id_, parent, has_content, is_continuation=is_continuation)
     if record.get("subtype") == "compact_boundary":
         logical = record.get("logicalParentUuid")
         node.parent = node.parent or (logical if isinstance(logical, str) else None)
@@ -234,7 +234,7 @@ def _node_of(number: int, record: dict[str, Any], has_content: bool, previous: s
     return node
 
 
-def _add_tool_ids(node: Node, message: object) -> None:
+def _add_tool_ids(node: SourceNode, message: object) -> None:
     if not isinstance(message, dict):
         return
     parts = dicts_of(message.get("content"))
@@ -263,7 +263,7 @@ class _ClaudeSurvey:
     """What the first reading finds: the structure of the file, without its text."""
 
     report: ImportReport
-    threads: dict[str, list[Node]] = field(default_factory=dict)
+    threads: dict[str, list[SourceNode]] = field(default_factory=dict)
     """The lines of the main conversation under "", those of each agent under its id."""
     thread_of: dict[str, str] = field(default_factory=dict)
     titles: dict[str, str] = field(default_factory=dict)

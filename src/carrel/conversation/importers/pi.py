@@ -17,7 +17,7 @@ from carrel.conversation.importers.base import (
     ImportReport,
     LineTree,
     LogBuilder,
-    Node,
+    SourceNode,
     content_lines,
     dicts_of,
     iso,
@@ -101,7 +101,7 @@ class _PiSurvey:
 
     report: ImportReport
     header: dict[str, Any] = field(default_factory=dict)
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[SourceNode] = field(default_factory=list)
     ids: set[str] = field(default_factory=set)
     indexes: list[str] = field(default_factory=list)
     """The id of each record in order, the header first; version 1 refers to entries by this index."""
@@ -133,10 +133,10 @@ class _PiSurvey:
         parent = record.get("parentId")
         if not id_:
             # Version 1 has no ids: each entry follows the preceding one.
-            self.nodes.append(Node(number, f"line {number}", None, has_content, is_continuation=True))
+            self.nodes.append(SourceNode(number, f"line {number}", None, has_content, is_continuation=True))
         else:
             self.ids.add(id_)
-            self.nodes.append(Node(number, id_, parent if isinstance(parent, str) else None, has_content))
+            self.nodes.append(SourceNode(number, id_, parent if isinstance(parent, str) else None, has_content))
         return True
 
     def session(self, report: ImportReport) -> ImportedSession:

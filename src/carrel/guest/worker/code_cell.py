@@ -287,7 +287,7 @@ class CodeRunner:
         self._names: dict[str, Any] = {}
         self._own: dict[str, Any] = {}
         """The names that every session has."""
-        self._state = saved_state.Session({}, {}, dict(os.environ))
+        self._state = saved_state.KeptNames({}, {}, dict(os.environ))
         self._shown = DisplayedBundles()
         _add_builtin("input", no_input)
         threading.excepthook = tracebacks.thread_excepthook
@@ -307,7 +307,7 @@ class CodeRunner:
         self._names = _new_namespace()
         self._names.update(namespaces(self._host, self._names_of_host, builtins))
         self._own = dict(self._names)
-        self._state = saved_state.Session(self._names, self._own, self._state.environment)
+        self._state = saved_state.KeptNames(self._names, self._own, self._state.environment)
         gc.collect()
 
     def save_and_exit(self, random_state: Any, file: int, report: int) -> None:

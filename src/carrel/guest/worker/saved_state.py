@@ -35,7 +35,7 @@ Definitions = dict[str, tuple[str, str]]
 """By name: the file name of the cell, and the statement that defines a function, a class or a lambda."""
 
 
-class Session:
+class KeptNames:
     """What of a session is saved and loaded."""
 
     def __init__(self, names: dict[str, Any], own: dict[str, Any], environment: dict[str, str]) -> None:
@@ -72,7 +72,7 @@ class _Nowhere(io.RawIOBase):
         return len(data)
 
 
-def save_and_exit(session: Session, random_state: Any, file: int, report: int) -> None:
+def save_and_exit(session: KeptNames, random_state: Any, file: int, report: int) -> None:
     """In a fork of the worker: write the variables to `file` and a report for the host to `report`; never returns.
 
     `random_state` is that of the worker: a fork has another one."""
@@ -94,7 +94,7 @@ class SaveVariables:
     is_async = False
     harmless = True
 
-    def __init__(self, session: Session, file: int) -> None:
+    def __init__(self, session: KeptNames, file: int) -> None:
         self._session, self._file = session, file
 
     async def run_async(self, names: dict[str, Any]) -> Record:
@@ -104,7 +104,7 @@ class SaveVariables:
         return _save(self._session, random.getstate(), self._file)
 
 
-def _save(session: Session, random_state: Any, file: int) -> Record:
+def _save(session: KeptNames, random_state: Any, file: int) -> Record:
     names, own = session.names, session.own
     missing: dict[str, str] = {}
     entries: list[tuple[str, str | None]] = []
@@ -177,7 +177,7 @@ def _process_state(random_state: Any, own: dict[str, Any]) -> bytes:
 
 
 def _dump_all(
-    session: Session, entries: list[tuple[str, str | None]], missing: dict[str, str], out: Any, start: int
+    session: KeptNames, entries: list[tuple[str, str | None]], missing: dict[str, str], out: Any, start: int
 ) -> dict[str, int]:
     """Write the pickles, which share a memo, and return their sizes. One that fails only together with the others is
     removed from the entries, and all are written again: the next ones may refer to what was in it."""
@@ -261,7 +261,7 @@ class LoadVariables:
 
     is_async = harmless = False
 
-    def __init__(self, session: Session, file: int) -> None:
+    def __init__(self, session: KeptNames, file: int) -> None:
         self._session, self._file = session, file
 
     async def run_async(self, names: dict[str, Any]) -> Record:

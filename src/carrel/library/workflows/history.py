@@ -117,7 +117,7 @@ def _from_record(number: int, record: dict[str, Any]) -> dict[str, Any]:
     return {**version, "files": str(record["files"])} if record.get("files") else version
 
 
-class Calls(BaseModel):
+class CallCount(BaseModel):
     """How often a workflow was called."""
 
     model_config = ConfigDict(allow_inf_nan=False, defer_build=True)
@@ -128,9 +128,9 @@ class Calls(BaseModel):
     last_used: str | None = None
     last_error: dict[str, str] | None = None
 
-    def plus(self, new: "Calls") -> "Calls":
+    def plus(self, new: "CallCount") -> "CallCount":
         """Return the sum of these and newer calls."""
-        return Calls(
+        return CallCount(
             calls=self.calls + new.calls,
             failures=self.failures + new.failures,
             seconds=round(self.seconds + new.seconds, 6),
@@ -139,7 +139,7 @@ class Calls(BaseModel):
         )
 
 
-_BY_NAME = TypeAdapter(dict[str, Calls])
+_BY_NAME = TypeAdapter(dict[str, CallCount])
 
 
 class CallCounts:
@@ -149,26 +149,26 @@ class CallCounts:
         self._store = store
         self._key = key
         self._now = now
-        self._unsaved: dict[str, Calls] = {}
+        self._unsaved: dict[str, CallCount] = {}
         self._saving: asyncio.Task[None] | None = None
 
     def count(self, name: str, *, calls: int = 0, seconds: float = 0.0, error: str | None = None) -> None:
         """Count a call, or the end of one; saved in the background."""
         at = self._now().isoformat(timespec="milliseconds")
-        new = Calls(calls=calls, last_used=at)
+        new = CallCount(calls=calls, last_used=at)
         if seconds > 0:  # NaN is not
             new.seconds = min(float(seconds), _LONGEST_CALL)
         if error is not None:
             message = error[:_LONGEST_ERROR].encode("utf-8", "replace").decode("utf-8")
             new.failures, new.last_error = 1, {"at": at, "message": message}
-        self._unsaved[name] = self._unsaved.get(name, Calls()).plus(new)
+        self._unsaved[name] = self._unsaved.get(name, CallCount()).plus(new)
         if self._saving is None or self._saving.done():
             self._saving = asyncio.get_running_loop().create_task(self._save())
 
     async def get(self, name: str) -> dict[str, Any]:
         """Return the counts of a workflow."""
         await self.wait_until_saved()
-        return (await self._read()).get(name, Calls()).model_dump()
+        return (await self._read()).get(name, CallCount()).model_dump()
 
     async def wait_until_saved(self) -> None:
         """Wait until all counts are in the store."""
@@ -182,13 +182,13 @@ class CallCounts:
                 while True:
                     stamp = await self._store.stamp(self._key)
                     saved = await self._read()
-                    saved |= {name: saved.get(name, Calls()).plus(new) for name, new in unsaved.items()}
+                    saved |= {name: saved.get(name, CallCount()).plus(new) for name, new in unsaved.items()}
                     if await self._store.put(self._key, _BY_NAME.dump_json(saved, indent=2), expect=stamp or MISSING):
                         break
             except StorageError as error:
                 _logger.warning("calls of %s were not counted: %s", ", ".join(sorted(unsaved)), error)
 
-    async def _read(self) -> dict[str, Calls]:
+    async def _read(self) -> dict[str, CallCount]:
         data = await self._store.get(self._key)
         try:
             return _BY_NAME.validate_json(data) if data else {}

@@ -31,11 +31,11 @@ from carrel.text import json_bytes
 from carrel.wire.answers import (
     CheckpointList,
     CheckpointRecord,
+    ClosedSession,
     ConversationRecord,
     MessageCount,
     RewoundSession,
-    SessionClosed,
-    SessionList,
+    SessionPage,
     SessionRecord,
     SessionStatus,
     TracePage,
@@ -87,12 +87,12 @@ async def get_sessions(
     page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
     page_size: Annotated[int, Query(ge=1, le=1000)] = 1000,
     cursor: Annotated[str | None, Query(max_length=100, description="The `next_cursor` of the page before")] = None,
-) -> SessionList:
+) -> SessionPage:
     """The user's sessions, newest first."""
     if key.session is not None:
         record = await manager.records.get_session(key.session)
         shown = [record] if record is not None and record.user_id == user and status in (None, record.status) else []
-        return SessionList(sessions=list(map(with_duration, shown)), total_count=len(shown), has_more=False)
+        return SessionPage(sessions=list(map(with_duration, shown)), total_count=len(shown), has_more=False)
     found = await manager.records.list_sessions(user, status, page=page, page_size=page_size, cursor=cursor)
     return found.model_copy(update={"sessions": list(map(with_duration, found.sessions))})
 
@@ -112,12 +112,12 @@ async def extend_session(manager: ManagerDep, user: UserDep, session_id: str, re
 
 
 @router.delete("/sessions/{session_id}", tags=["sessions"])
-async def close_session(manager: ManagerDep, user: UserDep, session_id: str) -> SessionClosed:
+async def close_session(manager: ManagerDep, user: UserDep, session_id: str) -> ClosedSession:
     """End a session: no process and no file of its workspace remains. Its records, diff and trace stay.
 
     A durable session is paused; deleted once more, its files and variables are removed."""
     record = await manager.close(user, session_id)
-    return SessionClosed(message=f"the session is {record.status}", duration_seconds=record.duration_seconds or 0.0)
+    return ClosedSession(message=f"the session is {record.status}", duration_seconds=record.duration_seconds or 0.0)
 
 
 @router.post(

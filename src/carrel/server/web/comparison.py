@@ -25,7 +25,7 @@ _FILE_HEAD = re.compile(r"^diff --git .*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Step:
+class ComparedStep:
     """An entry in one line."""
 
     seq: int
@@ -39,11 +39,11 @@ class Pair:
 
     kind: Literal["same", "differs", "only_a", "only_b"]
     name: str = ""
-    a: Step | str | None = None
-    b: Step | str | None = None
+    a: ComparedStep | str | None = None
+    b: ComparedStep | str | None = None
 
 
-def step_of(seq: int, entry: ConversationMessage) -> Step:
+def step_of(seq: int, entry: ConversationMessage) -> ComparedStep:
     """Return an entry in one line: its text, the calls that it makes, or the results that it brings."""
     parts = []
     for block in blocks_of(entry):
@@ -57,7 +57,7 @@ def step_of(seq: int, entry: ConversationMessage) -> Step:
             case other:
                 parts.append(f"[{other}]")
     text = describe_event(seq, entry) or " · ".join(part[: 2 * _BRIEF] for part in parts)
-    return Step(seq, str(entry.get("role") or ""), single_line(text)[:_BRIEF])
+    return ComparedStep(seq, str(entry.get("role") or ""), single_line(text)[:_BRIEF])
 
 
 def align_steps(a: Sequence[Numbered], b: Sequence[Numbered]) -> list[Pair]:

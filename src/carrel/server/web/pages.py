@@ -22,7 +22,7 @@ from carrel.server.routes.datasets import get_nodes
 from carrel.server.session_manager import SessionManager
 from carrel.server.web.archive import MAX_COMPARED, Archive, Runs, SessionView, differing_entries
 from carrel.server.web.comparison import (
-    Step,
+    ComparedStep,
     align_steps,
     compare_diffs,
     compare_tests,
@@ -275,7 +275,7 @@ class Pages:
         """What would be undone: the messages after a checkpoint, or the entries after one of them."""
         archive, session = await self._find(request, visitor)
         to = request.query_params.get("to", "")
-        undone: list[Step] = []
+        undone: list[ComparedStep] = []
         if visitor.user is not None:
             manager, user = self._acting(visitor)
             point = next((each for each in await manager.checkpoints(user, session.id) if each.id == to), None)
