@@ -251,7 +251,7 @@ async def test_an_expired_session_is_ended(manager: SessionManager) -> None:
     await until(lambda: not manager.live_count and session not in manager._hosted)
     after = await manager.get("ann", session)
     assert (after.status, after.error and after.error.message) == ("terminated", "its time was over")
-    with pytest.raises(SessionNotReady, match="terminated"):
+    with pytest.raises(SessionNotReady, match="terminated: its time was over"):
         await manager.hosted("ann", session)
 
 

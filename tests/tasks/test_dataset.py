@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from carrel.errors import ConfigurationError, DatasetInvalid, DatasetNotFound, SampleNotFound
+from carrel.execution.config import Limits
 from carrel.tasks.dataset import DEMO, Dataset, Datasets, merged
 from carrel.tasks.sample import Sample
 
@@ -245,3 +246,8 @@ def test_the_demo_has_samples_in_several_languages() -> None:
 def test_programs_that_the_machine_lacks_are_named() -> None:
     sample = Sample.model_validate({"sample_id": "a", "environment": {"programs": ["sh", "no-such-program"]}})
     assert sample.environment.missing() == ["no-such-program"]
+
+
+def test_the_demo_needs_no_limit_that_an_ordinary_user_cannot_set() -> None:
+    samples = Datasets(demo=True).get("demo").samples
+    assert {sample.environment.limits.limits() for sample in samples} == {Limits()}

@@ -215,10 +215,15 @@ class HostedSession:
         await self._update(expires_at=expires_at, ttl_minutes=ttl_minutes)
         return self.record
 
+    @staticmethod
+    def not_ready(status: SessionStatus, error: ErrorInfo | None) -> SessionNotReady:
+        """Return the error for a session that is being created or has ended, with the reason."""
+        return SessionNotReady(f"the session is {status}{f': {error.message}' if error else ''}")
+
     def executor(self) -> Executor:
         """Return the executor; SessionNotReady says why there is none."""
         if self.ending is not None or self._workspace is None or self.record.status != "ready":
-            raise SessionNotReady(f"the session is {self.ending or self.record.status}")
+            raise self.not_ready(self.ending or self.record.status, self.record.error)
         return self._workspace.executor
 
     def workspace(self) -> OpenWorkspace:

@@ -365,7 +365,7 @@ class SessionManager:
         if hosted is None and record.error is not None and record.error.code == NODE_LOST:
             raise NodeLost(f"session {session_id}: {record.error.message}")
         if hosted is None or hosted.ending is not None:
-            raise SessionNotReady(f"the session is {record.status if hosted is None else hosted.ending}")
+            raise HostedSession.not_ready((hosted and hosted.ending) or record.status, record.error)
         return hosted
 
     async def wait_ready(self, user: str, session_id: str, seconds: float | None = None) -> SessionRecord:
