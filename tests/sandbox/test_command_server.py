@@ -70,13 +70,6 @@ def test_it_is_another_process_with_its_own_end(session: Session, server: Comman
     assert session.value("answer = 6 * 7") == 42
 
 
-def test_it_lives_on_when_the_worker_is_lost(session: Session, server: CommandServer) -> None:
-    signal.pidfd_send_signal(session.worker, signal.SIGKILL)
-    record, _ = session.hear()
-    assert record["op"] == "exited"
-    assert server.value("answer = 6 * 7") == 42
-
-
 def test_as_root_it_may_do_more_with_files_and_nothing_else(host: Host, session: Session) -> None:
     if host.user is not None or not offers_root():
         with pytest.raises(Refused, match="there is no user 'root' in this sandbox, only agent"):

@@ -37,14 +37,6 @@ Start = Callable[..., Session]
 ForkIt = Callable[[Session], Session]
 
 
-def test_variables_are_there_and_apart(start: Start, fork: ForkIt) -> None:
-    session = start()
-    session.value("import os; numbers = list(range(1000)); f = lambda: len(numbers)")
-    other = fork(session)
-    assert other.value("numbers.append('x'); answer = f()") == 1001
-    assert session.value("answer = f()") == 1000
-
-
 @pytest.mark.parametrize("given", [False, True])
 def test_files_are_there_and_apart(start: Start, fork: ForkIt, folder: Path, host: Host, given: bool) -> None:
     for name in ("kept", "gone", "replaced/old"):
@@ -174,13 +166,6 @@ def test_how_deep_forks_go(start: Start, fork: ForkIt) -> None:
         assert time.monotonic() < end, "descriptors of places that could not be made are left"
         time.sleep(0.01)
     assert [member.value("answer = 1") for member in family] == [1] * len(family)
-
-
-def test_many_forks_of_one(start: Start, fork: ForkIt) -> None:
-    session = start()
-    session.value("x = 1")
-    forks = [fork(session) for _ in range(10)]
-    assert [other.value(f"x += {number}; answer = x") for number, other in enumerate(forks)] == list(range(1, 11))
 
 
 def test_the_end_of_a_fork_s_worker_is_reported(start: Start, fork: ForkIt) -> None:

@@ -23,18 +23,6 @@ def kill(session: Session) -> None:
     assert record["op"] == "exited"
 
 
-def test_the_files_stay_and_the_variables_go(start: Start) -> None:
-    session = start()
-    session.value("x = 1; open('kept', 'w').write('y'); open('/tmp/kept', 'w').write('z')")
-    kill(session)
-    session.again()
-    assert session.value("answer = [open('kept').read(), open('/tmp/kept').read(), 'x' in globals()]") == [
-        "y",
-        "z",
-        False,
-    ]
-
-
 def test_it_is_confined_as_the_first_was(start: Start) -> None:
     session = start()
     first = session.value("answer = open('/proc/self/status').read()")

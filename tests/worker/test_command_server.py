@@ -73,15 +73,6 @@ def test_output_comes_in_the_order_in_which_it_was_written(everywhere: CommandHo
         assert everywhere.command(script).data(1, 2) == expected
 
 
-def test_input_of_any_size(everywhere: CommandHost) -> None:
-    assert everywhere.command("cat", b"hello").data(1) == b"hello"
-    large = os.urandom(5_000_000)
-    assert everywhere.command("cat", large).data(1) == large
-    assert everywhere.command("head -c 10", large).data(1) == large[:10]
-    assert everywhere.command("exec <&-; sleep 0.2; exit 4", large).done["exit_code"] == 4  # type: ignore[index]
-    assert everywhere.command("exit 4", large).done["exit_code"] == 4  # type: ignore[index]
-
-
 def test_input_that_comes_late(host: CommandHost) -> None:
     number = host.begin("command", command="read a; echo got $a; read b; echo got $b", stdin=True)
     host.send_piece(number, b"one\n")
@@ -91,20 +82,6 @@ def test_input_that_comes_late(host: CommandHost) -> None:
     assert host.end(number).data(1) == b"got one\ngot two\n"
     host.send_piece(number, b"not read by the command")
     assert host.command("echo on").data(1) == b"on\n"
-
-
-def test_a_command_that_waits_holds_up_no_other(everywhere: CommandHost) -> None:
-    os.mkfifo(everywhere.home / "fifo")
-    waiting = everywhere.begin("command", command="cat fifo")
-    everywhere.until(waiting, "started")
-    assert everywhere.command("echo second").data(1) == b"second\n"
-    everywhere.write("file", b"content")
-    assert everywhere.end(everywhere.begin("read", path="file")).data(0) == b"content"
-    (listed,) = everywhere.request("processes")["processes"]
-    assert listed["command"] == "cat fifo"
-    assert everywhere.answers[waiting].done is None
-    assert everywhere.command("echo through >fifo").done["exit_code"] == 0  # type: ignore[index]
-    assert everywhere.end(waiting).data(1) == b"through\n"
 
 
 def test_a_timeout_ends_the_whole_tree_and_keeps_the_output(everywhere: CommandHost) -> None:
@@ -139,20 +116,6 @@ def test_cancelling_one_command_ends_its_tree_and_no_other(host: CommandHost) ->
     host.send(op="cancel", id=other)
     host.send(op="cancel", id=99)
     assert host.command("echo on").data(1) == b"on\n"
-
-
-def test_processes_left_in_the_background(everywhere: CommandHost) -> None:
-    answer = everywhere.command("sleep 1000 & echo started $!")
-    pid, first = int(answer.data(1).split()[1]), answer.records[0]["pid"]
-    (listed,) = everywhere.request("processes")["processes"]
-    assert (listed["pid"], listed["members"]) == (first, [pid])
-    assert listed["command"] == "sleep 1000 & echo started $!"
-    assert listed["seconds"] >= 0
-    assert everywhere.request("kill", pid=first)["killed"] is True
-    wait_until_gone(pid)
-    assert everywhere.request("kill", pid=first)["killed"] is False
-    assert everywhere.request("kill", pid=1)["killed"] is False
-    assert everywhere.request("processes")["processes"] == []
 
 
 def test_a_background_writer_never_waits(host: CommandHost) -> None:
@@ -269,14 +232,6 @@ def test_nothing_is_left_open(host: CommandHost) -> None:
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
-
-
-def test_write_and_read(everywhere: CommandHost) -> None:
-    assert everywhere.write("a/b/c.bin", b"\x00\xff")["size"] == 2
-    assert everywhere.end(everywhere.begin("read", path="a/b/c.bin")).data(0) == b"\x00\xff"
-    everywhere.write("a/b/c.bin", b"")
-    assert (everywhere.home / "a/b/c.bin").read_bytes() == b""
-    assert everywhere.end(everywhere.begin("read", path="~/a/b/c.bin")).data(0) == b""
 
 
 def test_a_large_file_both_ways(host: CommandHost) -> None:

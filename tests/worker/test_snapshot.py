@@ -1,7 +1,5 @@
 """Between cells a snapshot is kept: when the worker dies, the session goes on from it with its variables."""
 
-import os
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -180,14 +178,6 @@ def test_above_the_ceiling_none_is_kept() -> None:
         assert session.run("x = 1").record["snapshot"] == "snapshots are switched off"
         session.value("1")
         assert session.snapshot == []
-
-
-def test_what_was_killed_between_cells_goes_on_too(session: Session) -> None:
-    session.value("x = len([1, 2])")
-    session.wait_for_snapshot()
-    os.kill(session.pid, signal.SIGKILL)
-    session.wake()
-    assert session.value("x") == 2
 
 
 def test_loops_tasks_and_databases_go_on(everywhere: Session) -> None:

@@ -88,15 +88,6 @@ def test_surrogates_and_bytes_that_are_no_text(everywhere: Session) -> None:
     assert "ud800" in (everywhere.run("raise ValueError('\\ud800')").error or "")
 
 
-def test_a_hundred_megabytes_arrive_and_none_in_the_next_result(session: Session) -> None:
-    session.run("line = 'x' * 999_999 + '\\n'")
-    before = session.stdout.total
-    outcome = session.run("import sys\nfor n in range(100): n = sys.stdout.write(line)\nlen(line)")
-    assert outcome.value == 1_000_000
-    assert session.stdout.total - before == 100_000_000
-    assert session.run("print('next')").stdout == "next\n"
-
-
 def test_a_late_thread_prints_and_nothing_breaks(session: Session) -> None:
     session.run(
         "import os, threading, time\n"
@@ -107,16 +98,6 @@ def test_a_late_thread_prints_and_nothing_breaks(session: Session) -> None:
     (Path(session.home) / "go").touch()
     assert "late" in session.wait_for_output("late")
     assert session.run("thread.join()\nprint('mine')").stdout == "mine\n"
-
-
-def test_what_a_thread_prints_during_a_later_cell_is_in_its_result(everywhere: Session) -> None:
-    everywhere.value("import threading\ngo, done = threading.Event(), threading.Event()")
-    everywhere.value("def say():\n    go.wait()\n    print('from the thread')\n    done.set()")
-    assert everywhere.run("threading.Thread(target=say).start()").record["shared"] is False
-    assert everywhere.run("go.set()\ndone.wait()\nprint('mine')").stdout == "from the thread\nmine\n"
-    everywhere.value("from concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor(1)")
-    everywhere.value("pool.submit(abs, 1).result()")
-    assert everywhere.run("pool.submit(print, 'pooled').result()").stdout == "pooled\n"
 
 
 def test_a_run_may_bring_its_own_pipes(everywhere: Session) -> None:
@@ -138,12 +119,6 @@ def test_a_run_may_bring_its_own_pipes(everywhere: Session) -> None:
     everywhere.crash("os._exit(1)")
     everywhere.wake()
     assert everywhere.run_apart("print(x)").stdout == "1\n"
-
-
-def test_a_thread_that_dies_says_so_on_stderr(session: Session) -> None:
-    outcome = session.run("import threading\nt = threading.Thread(target=lambda: 1/0)\nt.start()\nt.join()")
-    assert "ZeroDivisionError" in outcome.stderr
-    assert outcome.error is None
 
 
 def test_a_fork_of_the_users_ends_with_its_cell(everywhere: Session) -> None:

@@ -78,11 +78,13 @@ async def test_open_files_are_separate_in_a_fork(executor: Executor) -> None:
     [
         ("os.mkfifo('pipe'); kept = os.open('pipe', os.O_RDWR)", "open connections"),
         ("kept = os.openpty()", "open connections"),
+        ("kept = os.pipe()", "open connections.*pipe"),
+        ("import socket; kept = socket.socket()", "open connections.*socket"),
         ("kept = open('secret', 'w'); os.chmod('secret', 0)", "secret cannot be opened again"),
         ("import mmap; kept = mmap.mmap(-1, 4096)", "shared memory cannot be copied"),
         ("open('f', 'wb').write(bytes(9)); import mmap; kept = mmap.mmap(os.open('f', os.O_RDWR), 9)", "memory .*/f"),
     ],
-    ids=["named pipe", "terminal", "may not be opened", "shared memory", "mapped file"],
+    ids=["named pipe", "terminal", "pipe", "socket", "may not be opened", "shared memory", "mapped file"],
 )
 async def test_what_cannot_be_had_twice_is_named_and_nothing_has_changed(
     executor: Executor, code: str, why: str

@@ -227,9 +227,6 @@ class ListVariables:
             except KeyboardInterrupt:
                 calls_repr = False
 
-    async def run_async(self, names: dict[str, Any]) -> list[dict[str, Any]]:
-        return self.run(names)
-
     def _list(self, names: dict[str, Any], *, calls_repr: bool) -> list[dict[str, Any]]:
         found = []
         for name, value in list(names.items()):

@@ -97,9 +97,6 @@ class SaveVariables:
     def __init__(self, session: KeptNames, file: int) -> None:
         self._session, self._file = session, file
 
-    async def run_async(self, names: dict[str, Any]) -> Record:
-        return self.run(names)
-
     def run(self, names: dict[str, Any]) -> Record:
         return _save(self._session, random.getstate(), self._file)
 
@@ -263,9 +260,6 @@ class LoadVariables:
 
     def __init__(self, session: KeptNames, file: int) -> None:
         self._session, self._file = session, file
-
-    async def run_async(self, names: dict[str, Any]) -> Record:
-        return self.run(names)
 
     def run(self, names: dict[str, Any]) -> Record:
         session = self._session
