@@ -13,7 +13,7 @@ from carrel.cli.options import resolve_base
 from carrel.cli.output import print_text
 from carrel.errors import SessionOwner
 from carrel.execution.durable import used_space
-from carrel.session.durable import StateRecord, busy, owner_of, read_record, request_pause, state_key
+from carrel.session.durable import StateRecord, busy, owner_of, read_record, remove_volumes, request_pause, state_key
 from carrel.storage.files.store import FileStore
 from carrel.text import count_variables, neutralize_control_chars, readable_size, readable_time
 
@@ -81,6 +81,12 @@ class SessionStates:
         owner = await owner_of(self._store, session_id) if self._folder.name == "sessions" else None
         if owner is not None:
             raise busy(session_id, owner)
+
+    async def remove_volumes(self, session_id: str) -> None:
+        """Remove the volumes of a session in a container that no process has open, before its folder is deleted, which
+        has their names."""
+        if self._folder.name == "sessions" and await owner_of(self._store, session_id) is None:
+            await asyncio.to_thread(remove_volumes, session_id, self._folder / session_id / "workspace-state")
 
     async def pause(self, session_id: str, seconds: float) -> bool:
         """Ask the process that has it open to save and close it; False if none had."""

@@ -342,7 +342,11 @@ async def delete(
             if not as_json:
                 print_sessions(metas, short_ids([]))
             confirm(f"Delete {'this session' if len(ids) == 1 else f'these {len(ids)} sessions'} for ever?")
-        deleted = [id_ for id_ in ids if await store.delete_session(id_)]
+        deleted = []
+        for id_ in ids:
+            await states.remove_volumes(id_)
+            if await store.delete_session(id_):
+                deleted.append(id_)
         if as_json:
             print_json({"deleted": deleted})
         else:
@@ -388,6 +392,8 @@ async def prune(
         selected = await store.counted(await store.prune(age, keep_labelled=not labelled, keep=is_open))
         if yes:
             counted = {meta["id"]: meta for meta in selected}
+            for meta in selected:
+                await SessionStates(store).remove_volumes(meta["id"])
             deleted = await store.prune(age, keep_labelled=not labelled, dry_run=False, keep=is_open)
             selected = [counted.get(meta["id"], meta) for meta in deleted]
         if as_json:

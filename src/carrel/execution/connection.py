@@ -90,6 +90,10 @@ class Transport(Protocol):
         """Have the session's first process continue the worker and these command servers where they were stopped by
         a signal; with `kill`, one that is stopped again and again has all other processes killed."""
 
+    @property
+    def state_problem(self) -> str:
+        """Why what a run saved of the variables did not arrive; empty if it did."""
+
     def keep_snapshot(self, record: Record, fds: list[int]) -> None:
         """Keep a snapshot that the worker has made, in place of the last one."""
 

@@ -12,6 +12,7 @@ import sys
 import tarfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
@@ -22,17 +23,19 @@ from carrel.execution.channels import CommandServerGone
 from carrel.execution.commands_and_files import CommandOutput, list_entries, tree_of
 from carrel.execution.config import ContainerConfig, path_of, settings_of
 from carrel.execution.connection import SpawnFailed, WorkerConnection
-from carrel.execution.container_settings import PROGRAM, container_of, environment_of, host_of, image_of, user_of
+from carrel.execution.container_settings import HOME, PROGRAM, container_of, environment_of, host_of, image_of, user_of
 from carrel.execution.container_transport import PACKAGES, ContainerTransport, program
+from carrel.execution.container_volumes import SessionVolumes, used_space
 from carrel.execution.docker_engine import LABEL, Engine, connect, default_tag
+from carrel.execution.durable import DiskWatch, Origin, StateFolder
+from carrel.execution.durable_executor import DurableExecutor
 from carrel.execution.environments import NEUTRAL, Environment, has_installer
-from carrel.execution.executor import ExecutorCheckpoint, Handler
+from carrel.execution.executor import ExecutionResult, ExecutorCheckpoint, Handler
 from carrel.execution.file_changes import Tree, seen_below
 from carrel.execution.packages import MARK, Packages, found_in_names, made_ready
 from carrel.execution.portable_python import portable_python
 from carrel.execution.results import WorkerDied
 from carrel.execution.warm_pool import WarmPool
-from carrel.execution.worker_executor import WorkerExecutor
 
 
 def platform_of(facts: Mapping[str, Any]) -> str:
@@ -148,7 +151,7 @@ WITH_CODE = {"reset", "interrupt", "streaming"}
 ISOLATED = {"process_isolation", "container_isolation", "filesystem_isolation"}
 
 
-class ContainerExecutor(WorkerExecutor):
+class ContainerExecutor(DurableExecutor):
     """See `Executor`, and `ContainerConfig` for the settings."""
 
     config: ContainerConfig
@@ -162,6 +165,8 @@ class ContainerExecutor(WorkerExecutor):
         """Where containers are started in advance; None is that each is started when it is needed."""
         self._user = user_of(self.config)
         self._copying = asyncio.Lock()
+        self._volumes: SessionVolumes | None = None
+        """Where a durable session has its files."""
         self._why_no_code = ""
         """Why only commands and files work, where the image has no Python; known from the start on."""
         self.python: Sequence[str] = _PYTHON
@@ -173,12 +178,16 @@ class ContainerExecutor(WorkerExecutor):
         config = self.config
         engine = await asyncio.to_thread(self._engine)
         image = await asyncio.to_thread(self._need, engine)
+        if self._state_path is not None:
+            await asyncio.to_thread(self._open_state, engine, self._state_path)
         try:
             async with asyncio.timeout(config.startup_timeout):
                 transport = await self._with_any_python(engine, image)
         except TimeoutError:
             raise SpawnFailed("start", None, f"it was not ready within {config.startup_timeout:g} s") from None
         connection = WorkerConnection(transport, self.handlers)
+        if self._state is not None:
+            transport.state_folder = HOME
         try:
             async with asyncio.timeout(None) as patience:
                 environment = environment_of(config, transport.facts["path"], with_packages=not self._why_no_code)
@@ -190,7 +199,8 @@ class ContainerExecutor(WorkerExecutor):
                     await self._make_packages(connection)
                     # The worker starts while files are copied: it needs its packages, and no file of the workspace.
                     transport.start_worker()
-                await self._copy_workspace(connection)
+                if self._volumes is None or not self._volumes.has_files:
+                    await self._copy_workspace(connection)
                 patience.reschedule(asyncio.get_running_loop().time() + config.startup_timeout)
                 if not self._why_no_code:
                     await connection.wait_ready("start")
@@ -202,7 +212,43 @@ class ContainerExecutor(WorkerExecutor):
             raise
         if config.workspace is not None:
             await self._look_at_workspace(connection)
+        if self._state is not None and self._volumes is not None:
+            await asyncio.to_thread(self._volumes.note_start, self._before.tree())
+            if self._loads_at_start:
+                self.resumed, self._loads_at_start = await self._load(connection), False
+            self._watch_disk(connection, self._state)
         return connection
+
+    def _open_state(self, engine: Engine, path: Path) -> None:
+        """Open the state folder and the volumes with the files."""
+        config, source = self.config, path_of(self.config.workspace)
+        if self._state is None:
+            parts = ("container", *([] if config.runtime is None else [f"the runtime {config.runtime}"]))
+            folder = None if source is None else str(source.absolute())
+            self._state = StateFolder(path, Origin(parts, config.network is not False, folder, engine.where))
+        folders = [HOME] if source is not None and config.workspace_mode != "overlay" else [HOME, config.workspace_at]
+        self._volumes = SessionVolumes(engine, self._state, folders)
+        self._volumes.open(image_of(config), self._numbers())
+        self.lost = self._volumes.lost
+
+    def _files_gone(self, result: ExecutionResult) -> None:
+        if self._state is None:
+            super()._files_gone(result)
+        else:
+            result.state_reason = "the container ended with all its processes; its files are there"
+
+    def _watch_disk(self, connection: ContainerConnection, state: StateFolder) -> None:
+        if self._disk_watch is not None:
+            self._disk_watch.close()
+        limit = self.config.limits.disk
+        if isinstance(limit, int):
+            assert self._volumes is not None
+            measure = partial(used_space, connection, self.python, list(self._volumes.names), 2 * limit)
+            self._disk_watch = DiskWatch(state.changes, limit, connection, self._turn.locked, measure)
+
+    async def _close(self) -> None:
+        await super()._close()
+        self._close_state()
 
     async def _with_any_python(self, engine: Engine, image: str) -> ContainerTransport:
         """A container whose first process runs: with the image's Python, or else with that of this machine."""
@@ -227,7 +273,8 @@ class ContainerExecutor(WorkerExecutor):
 
     async def _container(self, engine: Engine, python: Sequence[str], archives: Sequence[bytes]) -> ContainerTransport:
         """A container of these settings, whose first process runs: from the pool, if there is one."""
-        host = host_of(self.config, counts_files=engine.counts_files)
+        volumes = self._volumes.names if self._volumes is not None else None
+        host = host_of(self.config, counts_files=engine.counts_files, volumes=volumes)
         container = container_of(self.config, self._user, python)
 
         async def start() -> ContainerTransport:
@@ -240,7 +287,7 @@ class ContainerExecutor(WorkerExecutor):
                 raise
             return transport
 
-        if self.containers is None:
+        if self.containers is None or self._state is not None:
             return await start()
         return await self.containers.take(f"{container['image']} at {engine.where} {container} {host}", start)
 
@@ -382,8 +429,11 @@ class ContainerExecutor(WorkerExecutor):
         given, mode = path_of(self.config.workspace), self.config.workspace_mode
         assert given is not None
         if mode == "overlay":
-            entries = await list_entries(await connection.commands.get("agent"), ".", recursive=True)
-            self._before = file_changes.unchanged_folder(given, tree_of(entries))
+            if self._volumes is not None and self._volumes.has_files:
+                tree = await asyncio.to_thread(self._volumes.read_start)
+            else:
+                tree = tree_of(await list_entries(await connection.commands.get("agent"), ".", recursive=True))
+            self._before = file_changes.unchanged_folder(given, tree)
         elif self._before is ContainerExecutor._before:
             look = file_changes.remembered_folder if mode == "rw" else file_changes.unchanged_folder
             self._before = await asyncio.to_thread(look, given)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from carrel.execution.config import ContainerConfig, Mount
 from carrel.execution.container_transport import PACKAGES
+from carrel.execution.docker_engine import volume_mount
 
 PROGRAM = "/opt/carrel"
 """The folder of the worker's program, on a volume that is removed with the container."""
@@ -40,8 +41,12 @@ def container_of(config: ContainerConfig, user: str, python: Sequence[str]) -> d
     }
 
 
-def host_of(config: ContainerConfig, *, counts_files: bool = True) -> dict[str, Any]:
-    """The settings of the container on its host; `counts_files` where the engine can limit the number of files."""
+def host_of(
+    config: ContainerConfig, *, counts_files: bool = True, volumes: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The settings of the container on its host; `counts_files` where the engine can limit the number of files.
+
+    `volumes` are those that take the place of folders in memory, by path."""
     limits = config.limits
     own = "rw,exec,nosuid,nodev,mode=1777"
     own += "" if limits.disk is None else f",size={limits.disk}"
@@ -56,11 +61,16 @@ def host_of(config: ContainerConfig, *, counts_files: bool = True) -> dict[str, 
         mounts.append(Mount(source=config.workspace, at=config.workspace_at, mode=config.workspace_mode))
     else:
         tmpfs[config.workspace_at] = owned
+    for path in volumes or {}:
+        tmpfs.pop(path, None)
     settings = {
         "network_mode": config.network if isinstance(config.network, str) else "default" if config.network else "none",
         "read_only": True,
         "tmpfs": tmpfs,
-        "mounts": [_bind(mount) for mount in mounts],
+        "mounts": [
+            *(_bind(mount) for mount in mounts),
+            *(volume_mount(name, at) for at, name in (volumes or {}).items()),
+        ],
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges"],
         "auto_remove": True,

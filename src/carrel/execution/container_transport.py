@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import io
 import json
@@ -31,6 +32,8 @@ from carrel.guest.worker.container_init import (
     HEAD,
     LINE,
     RUN,
+    SAVE,
+    STATE,
     STDERR,
     STDOUT,
 )
@@ -42,6 +45,7 @@ KILL_TIME = 10.0
 """Seconds within which the first process must have killed the worker; it takes longer only in a paused container."""
 _ENGINE_HEAD = struct.Struct(">BxxxI")
 _ENGINE_STDERR = 2
+_PIECE = 1 << 20
 _MAX_STDERR = 4000
 _NOT_STARTED = re.compile(
     r"no usable Python|no Python frame|no such file|not found|shared librar|Error:", re.IGNORECASE
@@ -74,6 +78,10 @@ class ContainerTransport:
         """Why the container, or what came from it, cannot be used any more."""
         self._server: CommandClient | None = None
         self._serving: asyncio.Future[Any] | None = None
+        self._incoming_state: IncomingState | None = None
+        self.state_folder = "/tmp"
+        """A folder in the container with room for saved variables on their way."""
+        self.state_problem = ""
         self.facts: Record = {}
         """What the first process has reported about the Python in the image."""
 
@@ -145,7 +153,26 @@ class ContainerTransport:
         if max_unread is not None and self._unread and self._unread + len(body) > max_unread:
             raise ChannelError(f"{self._unread:,} bytes wait to be read already; {len(body):,} more are too many")
         self._unread += len(body) + 4
-        self._stream.send(self._run_channel if record["op"] == "run" else LINE, body)
+        if fds:
+            self._transfer_state(record, fds)
+        channel = self._run_channel if record["op"] == "run" else SAVE if record["op"] == "save" else LINE
+        self._stream.send(channel, body)
+
+    def _transfer_state(self, record: Record, fds: Sequence[int]) -> None:
+        """Let the first process take the place of these descriptors: a file with saved variables, or for them, and a
+        pipe for the report of a save."""
+        assert self._stream is not None
+        run = record.get("state")
+        self._control({"op": "new_state", "folder": self.state_folder, "run": run})
+        if run == "load":
+            place = 0
+            while piece := os.pread(fds[0], _PIECE, place):
+                self._stream.send(STATE, piece)
+                place += len(piece)
+            return
+        if self._incoming_state is not None:
+            self._incoming_state.close()
+        self._incoming_state = IncomingState(0 if run == "save" else int(record["id"]), fds)
 
     def start_run(self, send: Callable[[Sequence[int]], None], *, fresh_pipes: bool) -> None:
         self._run_channel = FRESH if fresh_pipes else RUN
@@ -214,6 +241,9 @@ class ContainerTransport:
         elif channel == COMMANDS:
             if self._server is not None and not self._server.closed:
                 self._server.data_received(content)
+        elif channel == STATE:
+            if self._incoming_state is not None:
+                self._incoming_state.add(content)
         elif channel == CONTROL:
             try:
                 self._take_report(json.loads(content))
@@ -236,6 +266,11 @@ class ContainerTransport:
                 self._unread = max(0, self._unread - int(record["bytes"]))
             case "exited":
                 self._worker_exited(record)
+            case "state" if self._incoming_state is not None:
+                self._incoming_state.begin(record["number"])
+            case "state_end" if self._incoming_state is not None:
+                self._incoming_state.end(record["number"], str(record["report"]))
+                self.state_problem = self._incoming_state.problem
             case "serving":
                 self._server = None
                 if self._serving is not None and not self._serving.done():
@@ -263,6 +298,8 @@ class ContainerTransport:
         self.listener.on_end(reason, broken=True)
 
     def _fail_waiting(self, reason: str) -> None:
+        if self._incoming_state is not None:
+            self._incoming_state.close()
         for waiting in (self._begun, self._serving):
             if waiting is not None and not waiting.done():
                 fail(waiting, WorkerDied(reason))
@@ -312,6 +349,48 @@ class ContainerTransport:
         self._fail_waiting("the session was closed")
         if self._container:
             await asyncio.to_thread(self._engine.remove, self._container)
+
+
+class IncomingState:
+    """Saved variables that come from a container, and where they go."""
+
+    def __init__(self, number: int, fds: Sequence[int]) -> None:
+        """`fds` are a file, and perhaps a pipe for a report; the caller may close them."""
+        self._number, self._is_mine = number, False
+        self.problem = ""
+        self._fds = [os.dup(fd) for fd in fds]
+
+    def begin(self, number: int) -> None:
+        """Ignores what an earlier save sends, for which the host has not waited."""
+        self._is_mine = number == self._number
+
+    def add(self, content: bytes) -> None:
+        left = memoryview(content if self._is_mine and self._fds and not self.problem else b"")
+        try:
+            while left:
+                left = left[os.write(self._fds[0], left) :]
+        except OSError as problem:
+            self.problem = f"they could not be written on this machine: {problem}"
+
+    def end(self, number: int, report: str) -> None:
+        if number != self._number or not self._fds:
+            return
+        if len(self._fds) > 1:
+            if self.problem:
+                report = json.dumps({"error": self.problem})
+            # In a thread, since a pipe takes less at once than a report may have.
+            asyncio.get_running_loop().run_in_executor(None, _write_report, os.dup(self._fds[1]), report.encode())
+        self.close()
+
+    def close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+
+
+def _write_report(fd: int, report: bytes) -> None:
+    with contextlib.suppress(OSError), open(fd, "wb") as pipe:
+        pipe.write(report)
 
 
 class _NoListener:

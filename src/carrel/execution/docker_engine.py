@@ -31,6 +31,8 @@ from carrel.text import readable_size
 
 LABEL = "carrel.session"
 """The label of every container that carrel creates."""
+VOLUME_LABEL = "carrel.volume"
+"""The label of the volumes of durable sessions, with the folder of their state; nothing sweeps them."""
 ANSWER = 60
 """Seconds within which the engine must answer."""
 UNUSED = 600
@@ -273,6 +275,53 @@ class Engine:
             # The engine is removing it already, because it has ended; Podman reports that as a failure.
             time.sleep(0.02)
 
+    # --- volumes ----------------------------------------------------------------------------------------------------
+
+    def has_volume(self, name: str) -> bool:
+        import docker  # noqa: PLC0415
+
+        try:
+            with _explained(f"inspect the volume {name}"):
+                self._api.inspect_volume(name)
+        except SpawnFailed as problem:
+            if isinstance(problem.__context__, docker.errors.NotFound):
+                return False
+            raise
+        return True
+
+    def make_volumes(self, folders: Mapping[str, str], user: tuple[int, int], image: str, label: str) -> None:
+        """Create volumes, by the paths of the folders that they will be, which belong to this user."""
+        for name in folders.values():
+            with _explained(f"create the volume {name}"):
+                self._api.create_volume(name, labels={VOLUME_LABEL: label})
+        mounts = [volume_mount(name, at) for at, name in folders.items()]
+        # Only a container has the folders to be given away; it is never started.
+        container = {"image": image, "command": ["/"], "labels": {LABEL: "volumes"}}
+        made = self.create(container, {"mounts": mounts})
+        try:
+            self.put(made, "/", _folders_of(user, folders))
+        finally:
+            self.remove(made)
+
+    def remove_volume(self, name: str) -> None:
+        """Remove a volume and the containers that have it; returns when it is gone."""
+        import docker  # noqa: PLC0415
+
+        self.end_users_of(name)
+        try:
+            with _explained(f"remove the volume {name}"):
+                self._api.remove_volume(name, force=True)
+        except SpawnFailed as problem:
+            if not isinstance(problem.__context__, docker.errors.NotFound):
+                raise
+
+    def end_users_of(self, volume: str) -> None:
+        """Remove the containers that have a volume: those of a killed host may not have ended yet."""
+        with _explained(f"list the containers with the volume {volume}"):
+            found = self._api.containers(all=True, filters={"volume": volume})
+        for container in found:
+            self.remove(container["Id"])
+
     def sweep(self, label: str = LABEL, unused: float = UNUSED) -> None:
         """Remove the containers of killed hosts: those that were never started, or were not removed at their end."""
         import docker  # noqa: PLC0415
@@ -286,6 +335,24 @@ class Engine:
                     self.remove(container["Id"])
         except (docker.errors.DockerException, OSError, SpawnFailed):
             return  # Another process may do the same at the same time, and no session needs it.
+
+
+def volume_mount(name: str, at: str) -> dict[str, Any]:
+    """The mount of a volume; nothing of the image is copied into it."""
+    return {"Type": "volume", "Source": name, "Target": at, "VolumeOptions": {"NoCopy": True}}
+
+
+def _folders_of(user: tuple[int, int], paths: Iterable[str]) -> bytes:
+    """An archive with these folders, owned by a user."""
+    with io.BytesIO() as out, tarfile.open(fileobj=out, mode="w") as archive:
+        for path in paths:
+            entry = tarfile.TarInfo(path.lstrip("/"))
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            entry.uid, entry.gid = user
+            archive.addfile(entry)
+        end = archive.offset + 2 * tarfile.BLOCKSIZE
+        archive.close()
+        return out.getvalue()[:end]  # Podman does not read the padding that Python adds.
 
 
 @contextmanager

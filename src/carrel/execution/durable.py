@@ -12,7 +12,7 @@ import sys
 import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,9 +42,12 @@ class Origin:
     network: bool
     workspace: str | None
     """The folder that the changed files are changes of."""
+    engine: str = ""
+    """The address of the container engine that has the files, in volumes; empty where they are in the state folder."""
 
     def record(self, generation: str) -> dict[str, Any]:
         return {
+            **({"engine": self.engine} if self.engine else {}),
             "parts": list(self.parts),
             "network": self.network,
             "workspace": self.workspace,
@@ -112,6 +115,12 @@ class StateFolder:
             raise ConfigurationError(
                 f"the state in {self.path} was begun on the workspace {workspace or '(none)'}, and this session has "
                 f"{origin.workspace or 'none'}; open it with the same workspace"
+            )
+        engine = (before or {}).get("engine", "")
+        if before and engine != origin.engine:
+            raise ConfigurationError(
+                f"the files of the state in {self.path} are {_whereabouts(engine)}, and this session would have them "
+                f"{_whereabouts(origin.engine)}; open it as it was begun"
             )
 
     def _current_generation(self, before: dict[str, Any] | None) -> str:
@@ -191,6 +200,25 @@ class StateFolder:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def _whereabouts(engine: str) -> str:
+    return f"in volumes of the container engine at {engine}" if engine else "in its folder"
+
+
+def volumes_of(generation: str) -> tuple[str, str]:
+    """The names of the volumes with the workspace and the home of a session in a container."""
+    return f"carrel-{generation}-workspace", f"carrel-{generation}-home"
+
+
+def volumes_of_state(folder: Path) -> tuple[str, tuple[str, ...]]:
+    """The engine that has the files of this state, and its volumes; empty where the files are in the folder."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_bytes())
+        engine, generation = str(manifest.get("engine", "")), str(manifest["generation"])
+    except (OSError, ValueError, KeyError, AttributeError):
+        return "", ()
+    return engine, volumes_of(generation) if engine and GENERATION.fullmatch(generation) else ()
 
 
 _locks: weakref.WeakSet[StateFolder] = weakref.WeakSet()
@@ -295,6 +323,7 @@ async def read_report(descriptor: int) -> SavedVariables:
 # --- used space -------------------------------------------------------------------------------------------------------
 
 _LOOK_INTERVAL = 1.0
+_IDLE_INTERVAL = 30.0
 _SPACE_OVER = 1.1
 """How much more than its limit a session may use before it is stopped."""
 _SPACE_TO_TIDY = 1 << 20
@@ -309,27 +338,40 @@ class DiskWatch:
     While nothing runs in the session, and the disk does not fill, the files are not looked at."""
 
     def __init__(
-        self, folder: Path, limit: int, connection: WorkerConnection[Any], code_runs: Callable[[], bool]
+        self,
+        folder: Path,
+        limit: int,
+        connection: WorkerConnection[Any],
+        code_runs: Callable[[], bool],
+        measure: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
+        """`measure` returns the used space where the files are not in the folder; then they are looked at twice a
+        minute while nothing runs."""
         self._folder, self._limit, self._connection, self._code_runs = folder, limit, connection, code_runs
+        self._measure = measure
         self._task = asyncio.create_task(self._watch())
+
+    async def _used(self) -> int:
+        return await (self._measure() if self._measure is not None else asyncio.to_thread(used_space, self._folder))
 
     def _is_busy(self) -> bool:
         return self._code_runs() or any(client.deadlines() for client in self._connection.commands.clients())
 
     async def _watch(self) -> None:
-        at_start = await asyncio.to_thread(used_space, self._folder)
+        at_start = await self._used()
         most = max(self._limit * _SPACE_OVER, at_start + _SPACE_TO_TIDY)
         free, looked = _free_space(self._folder), True
+        measured = time.monotonic()
         while True:
             began = time.monotonic()
             await asyncio.sleep(_LOOK_INTERVAL)
             # Also once after the last run ended, and for what runs in the background.
             busy, now = self._is_busy(), _free_space(self._folder)
-            if not (busy or looked or free - now > self._limit / 20):
+            is_due = self._measure is not None and time.monotonic() - measured > _IDLE_INTERVAL
+            if not (busy or looked or is_due or free - now > self._limit / 20):
                 continue
             looked, free = busy, now
-            used = await asyncio.to_thread(used_space, self._folder)
+            used, measured = await self._used(), time.monotonic()
             if used > most:
                 self._connection.kill(
                     f"the session was stopped: its files use {readable_size(used)}, and limits.disk is "

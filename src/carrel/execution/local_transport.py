@@ -34,7 +34,7 @@ class LocalTransport:
         """`zygote` has counted this session in, and is released at its end."""
         self._loop = asyncio.get_running_loop()
         self.zygote = zygote
-        self._closed = False
+        self._closed, self.state_problem = False, ""
         self.stdout = OutputPipe()
         try:
             refuse_the_last(self.stdout.write_end)

@@ -14,30 +14,29 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-from carrel.errors import ConfigurationError, ExecutorClosed, ForkRefused, StateNotSaved
+from carrel.errors import ExecutorClosed, ForkRefused
 from carrel.execution import file_changes, temp_dirs
 from carrel.execution.capabilities import Confinement, confinement
 from carrel.execution.channels import Record
 from carrel.execution.config import SubprocessConfig, path_of, sandbox_mode, settings_of
-from carrel.execution.connection import READY, SpawnFailed, StateFile, WorkerConnection
-from carrel.execution.durable import LONGEST_SAVE, DiskWatch, Origin, StateFolder, read_report, variables_of_report
+from carrel.execution.connection import READY, SpawnFailed, WorkerConnection
+from carrel.execution.durable import DiskWatch, Origin, StateFolder
+from carrel.execution.durable_executor import DurableExecutor
 from carrel.execution.environments import has_installer
-from carrel.execution.executor import ExecutionResult, ExecutorCheckpoint, Handler, SavedVariables
+from carrel.execution.executor import ExecutionResult, ExecutorCheckpoint, Handler
 from carrel.execution.file_changes import Unreadable, Upper, read_upper
 from carrel.execution.local_transport import LocalConnection, LocalTransport
 from carrel.execution.packages import Packages, subprocess_packages
-from carrel.execution.results import RunTimer, Turn, WorkerDied, finished
+from carrel.execution.results import WorkerDied
 from carrel.execution.sandbox_client import ZygoteGone, ZygoteKey, shared
-from carrel.execution.worker_executor import WorkerExecutor
 from carrel.guest.sandbox.spec import HOME, OWN_ENVIRONMENT
-from carrel.processes import BoundedOutput
 
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 _SETTLE_TIME = 2.0
 """Seconds that a worker has to finish a fork that was given up."""
 
 
-class SubprocessExecutor(WorkerExecutor):
+class SubprocessExecutor(DurableExecutor):
     """See `Executor`, and `SubprocessConfig` for the settings."""
 
     config: SubprocessConfig
@@ -54,12 +53,7 @@ class SubprocessExecutor(WorkerExecutor):
         self._kept: list[_Checkpoint] = []
         self.still = asyncio.Lock()
         """Held while files are read several times and must not change in between: a rewind waits for it."""
-        self.resumed: SavedVariables | None = None
-        """The variables that were loaded at the start; None where there were none."""
         self._state_path = path_of(self.config.state_folder)
-        self._loads_at_start = True
-        self._state: StateFolder | None = None
-        self._disk_watch: DiskWatch | None = None
         self.holds: object = None
         """An object that must live as long as the executor."""
 
@@ -197,11 +191,7 @@ class SubprocessExecutor(WorkerExecutor):
         await self._drop_checkpoints()
         if self._scratch is not None and self._state is None:
             await asyncio.to_thread(temp_dirs.remove, self._scratch)
-        if self._state is not None:
-            state, self._state = self._state, None
-            state.close()
-        if self._disk_watch is not None:
-            self._disk_watch.close()
+        self._close_state()
         self.holds = None
 
     async def _drop_checkpoints(self) -> None:
@@ -220,118 +210,6 @@ class SubprocessExecutor(WorkerExecutor):
         ):
             found |= {"deps_install", "deps_uninstall"}
         return found
-
-    # --- saved state ------------------------------------------------------------------------------------------------
-
-    def keep_state(self, folder: Path) -> None:
-        """Use this state folder; before the start. The variables are loaded by `load`, not by the start."""
-        self._state_path, self._loads_at_start = folder, False
-
-    async def save(self, *, may_block: bool = True) -> SavedVariables:
-        """Save the variables in the state folder, for a session that continues this one.
-
-        Returns the names that were saved, and why others were not. After StateNotSaved the variables that were saved
-        before are unchanged. The files of the workspace are in the state folder at any moment.
-
-        The worker's fork writes them, and code goes on. Where threads forbid a fork, the worker writes them itself if
-        it `may_block`."""
-        state = self._state
-        if self._state_path is None or (state is None and self._confinement is not None):
-            raise ConfigurationError("this session has no state_folder to save variables in")
-        async with Turn(self._turn) as turn:
-            connection = await self._started()
-            state = self._state
-            assert state is not None
-            try:
-                file, path = state.new_file()
-            except OSError as problem:
-                raise StateNotSaved(f"the variables were not saved: {problem}") from None
-            report, theirs = os.pipe2(os.O_CLOEXEC)
-            try:
-                answer = connection.request({"op": "save"}, (file, theirs))
-                reply = await turn.finish(self._end_of_request(connection, answer), lambda: None)
-            except BaseException:
-                os.close(report)
-                os.close(file)
-                path.unlink()
-                raise
-            finally:
-                os.close(theirs)
-        try:
-            if "refused" in reply:
-                os.close(report)
-                saved = await self._save_in_worker(file, str(reply["refused"]), may_block)
-            else:
-                saved = await read_report(report)
-            await asyncio.to_thread(state.keep, path)
-        except BaseException as problem:
-            path.unlink(missing_ok=True)
-            if isinstance(problem, OSError):
-                raise StateNotSaved(f"the variables were not saved: {problem}") from None
-            raise
-        finally:
-            os.close(file)
-        return saved
-
-    async def _save_in_worker(self, file: int, refused: str, may_block: bool) -> SavedVariables:
-        if not may_block:
-            raise StateNotSaved(f"the variables were not saved: {refused}; save() and pause() can save them")
-        state, nothing = StateFile("save", file), BoundedOutput(1)
-        result = await self._run("", LONGEST_SAVE, nothing, nothing, variables=True, state=state)
-        if not result.is_ok:
-            raise StateNotSaved(f"the variables were not saved: {(result.error or '').strip().splitlines()[-1]}")
-        try:
-            return variables_of_report(result.value)
-        except ValueError as problem:
-            raise StateNotSaved(f"the variables were not saved: {problem}") from None
-
-    async def load(self) -> SavedVariables | None:
-        """Load the variables that were saved, and return which; None where none were. Whatever they do, code can run
-        afterwards."""
-        async with self._turn:
-            connection = await self._started()
-            self.resumed = await self._load(connection)
-            if self._connection is not connection or not connection.worker_alive:
-                await self._started()
-        return self.resumed
-
-    async def _load(self, connection: LocalConnection) -> SavedVariables | None:
-        """Load the saved variables into a new worker; whatever they do, the session starts."""
-        state = self._state
-        if state is None or not state.variables.exists():
-            return None
-        if state.no_load_reason:
-            return SavedVariables(missing={"*": state.no_load_reason})
-        file = os.open(state.variables, os.O_RDONLY | os.O_CLOEXEC)
-        timer = RunTimer(connection, self.config.grace)
-        output = BoundedOutput(10_000)
-        try:
-            answer = connection.run(StateFile("load", file), output.add, output.add, self, timer)
-            timer.start(self.config.startup_timeout)
-            result = finished(await answer)
-            return (
-                variables_of_report(result.value) if result.is_ok else SavedVariables(missing={"*": str(result.error)})
-            )
-        except (WorkerDied, ValueError) as problem:
-            if isinstance(problem, ValueError):
-                connection.kill("it sent a report that cannot be read")
-            ending = await connection.exit_status()
-            if (await connection.recover()).state == "gone":
-                raise SpawnFailed("load the variables", None, ending.text) from None
-            return SavedVariables(missing={"*": f"loading them failed: {ending.text}"})
-        finally:
-            timer.cancel()
-            connection.end_run()
-            os.close(file)
-
-    async def _after_death(self, connection: WorkerConnection[Any], problem: Exception) -> ExecutionResult:
-        result = await super()._after_death(connection, problem)
-        if result.state == "lost" and self._connection is not None and self._connection.worker_alive:
-            loaded = await self._load(self._connection)
-            if loaded is not None and "*" not in loaded.missing:
-                result.state = "restored"
-                result.state_reason += "; the variables are those of the last save"
-        return result
 
     def _watch_disk(self, connection: LocalConnection) -> None:
         if self._disk_watch is not None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Collection
 from datetime import timedelta
 
-from carrel.errors import CarrelError
+from carrel.errors import CarrelError, SandboxUnavailable
 from carrel.server.approvals import ApprovalQueue
 from carrel.server.records import AnswerStore, RecordStore, now
 from carrel.session import StorageBackend
@@ -65,7 +65,12 @@ class Retention:
         conversations = self._storage.get_session_store()
         async for record in self._records.sweep(now() - self._age):
             if record.session_id not in self._live:
+                try:
+                    # First: the folder of the conversation has the names of a container's volumes.
+                    await delete_state(self._storage, record.session_id)
+                except SandboxUnavailable as problem:
+                    logger.warning("%s", problem)
+                    continue
                 await conversations.delete_session(record.session_id)
                 await self._approvals.delete(record.user_id, record.session_id)
-                await delete_state(self._storage, record.session_id)
                 await self._records.delete_session(record)

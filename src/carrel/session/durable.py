@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from carrel.errors import (
-    ConfigurationError,
     ExecutionError,
+    SandboxUnavailable,
     SessionBusy,
     SessionNotFound,
     SessionOwner,
@@ -25,8 +25,11 @@ from carrel.errors import (
     StorageError,
 )
 from carrel.execution import temp_dirs
-from carrel.execution.config import InProcessConfig, Limits, Mount, ProcessSettings, SubprocessConfig
+from carrel.execution.config import ContainerConfig
+from carrel.execution.docker_engine import connect
+from carrel.execution.durable import volumes_of_state
 from carrel.execution.executor import BasicExecutor, KeepsState, SavedVariables
+from carrel.session.options import settings_of
 from carrel.session.storage import StorageBackend
 from carrel.session.stored_state import StoredState
 from carrel.storage.base import MISSING, Lock, Missing, Stamp, Store
@@ -215,10 +218,28 @@ async def delete_state(storage: StorageBackend, session_id: str) -> None:
         raise busy(session_id, await owner_of(store, session_id))
     try:
         if base is not None:
-            await asyncio.to_thread(temp_dirs.remove, base / "sessions" / session_id / "workspace-state")
+            folder = base / "sessions" / session_id / "workspace-state"
+            await asyncio.to_thread(remove_volumes, session_id, folder)
+            await asyncio.to_thread(temp_dirs.remove, folder)
         await store.delete(f"sessions/{session_id}/workspace-state")
     finally:
         await lock.release()
+
+
+def remove_volumes(session_id: str, folder: Path) -> None:
+    """Remove what a session in a container has on its engine; SandboxUnavailable if that is not possible now."""
+    address, volumes = volumes_of_state(folder)
+    if not volumes:
+        return
+    try:
+        engine = connect(address)
+        for name in volumes:
+            engine.remove_volume(name)
+    except ExecutionError as problem:
+        raise SandboxUnavailable(
+            f"the files of the session {session_id!r} are in the volumes {' and '.join(volumes)} of the engine at "
+            f"{address}, and could not be removed: {problem}"
+        ) from None
 
 
 def why_not_durable(storage: StorageBackend, executor: BasicExecutor) -> str:
@@ -227,6 +248,12 @@ def why_not_durable(storage: StorageBackend, executor: BasicExecutor) -> str:
         return f"{type(storage).__name__} ends with this process; use a FileStorage, RedisStorage or PostgresStorage"
     if not isinstance(executor, KeepsState):
         return f"{type(executor).__name__} cannot keep files and variables; use a SubprocessExecutor"
+    config = getattr(executor, "config", None)
+    if isinstance(config, ContainerConfig) and not isinstance(state_store(storage), FileStore):
+        return (
+            f"the files of a container stay on its engine, where {type(storage).__name__} has no part of them; use a "
+            "FileStorage, or a SubprocessExecutor"
+        )
     return ""
 
 
@@ -348,10 +375,11 @@ class DurableState:
             reason = f"the variables were never saved: {self._before.not_saved}"
         elif self._before.status == "open" and not self._before.saved_at:
             reason = "its process ended before the variables were saved for the first time"
-        reason = self._not_here or reason
+        gone = self._not_here or str(getattr(self._executor, "lost", ""))
+        reason = gone or reason
         return Resumed(
             messages,
-            files=not self._not_here,
+            files=not gone,
             variables=list(loaded.kept) if loaded is not None else [],
             missing=missing,
             reason=reason,
@@ -487,51 +515,3 @@ async def _call(function: Callable[[], Awaitable[Any]]) -> None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat()
-
-
-# --- settings, for Session.resume -------------------------------------------------------------------------------------
-
-_KEPT_SETTINGS = {
-    "network": "network",
-    "sandbox": "sandbox",
-    "workspace": "workspace",
-    "workspace_mode": "workspace_mode",
-    "wheelhouse": "wheelhouse",
-    "timeout": "default_timeout",
-    "allow_runtime_deps": "allow_runtime_deps",
-    "python_version": "python_version",
-    "cache_venv": "cache_venv",
-}
-"""Names of a constructor's settings, and of the executor's; environment variables, which hold secrets, are not kept."""
-
-
-def settings_of(executor: object) -> dict[str, Any]:
-    """The settings of an executor that a later session needs, as JSON."""
-    config = getattr(executor, "config", None)
-    if not isinstance(config, SubprocessConfig | InProcessConfig):
-        return {}
-    found: dict[str, Any] = {
-        name: str(value) if isinstance(value, Path) else value
-        for name, own in _KEPT_SETTINGS.items()
-        if (value := getattr(config, own, None)) is not None or name == "timeout"
-    }
-    found["extra_deps"] = list(config.deps)
-    if isinstance(config, ProcessSettings):
-        found["limits"] = asdict(config.limits)
-        found["mounts"] = [{"source": str(each.source), "at": each.at, "mode": each.mode} for each in config.mounts]
-    return {"kind": "subprocess" if isinstance(config, SubprocessConfig) else "inprocess", **found}
-
-
-def options_of(settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The constructor and its options, from what `settings_of` has returned."""
-    options = {name: value for name, value in settings.items() if name in _KEPT_SETTINGS or name == "extra_deps"}
-    try:
-        if "limits" in settings:
-            options["limits"] = Limits(**settings["limits"])
-        if "mounts" in settings:
-            options["mounts"] = [Mount(**mount) for mount in settings["mounts"]]
-    except TypeError:
-        raise ConfigurationError(
-            "the stored settings of the session are damaged; open it with `session_id=` and its settings"
-        ) from None
-    return str(settings.get("kind", "subprocess")), options

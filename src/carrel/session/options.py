@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from carrel.embedding import EmbedderOption
 from carrel.errors import ConfigurationError
-from carrel.execution.config import Limits, Mount, SandboxMode, is_seconds
+from carrel.execution.config import (
+    ContainerConfig,
+    InProcessConfig,
+    Limits,
+    Mount,
+    ProcessSettings,
+    SandboxMode,
+    SubprocessConfig,
+    is_seconds,
+)
 from carrel.session.recording import Recorded
 from carrel.session.storage import FileStorage
 from carrel.text import did_you_mean
@@ -92,3 +102,57 @@ def check_ttl(minutes: float | None) -> None:
     """Raise ConfigurationError for what is no time to live."""
     if minutes is not None and not (is_seconds(minutes) and minutes > 0):
         raise ConfigurationError(f"ttl_minutes is {minutes!r}; it is a number of minutes above 0, or None to stay open")
+
+
+# --- settings, for Session.resume -------------------------------------------------------------------------------------
+
+_KEPT_SETTINGS = {
+    "network": "network",
+    "sandbox": "sandbox",
+    "workspace": "workspace",
+    "workspace_mode": "workspace_mode",
+    "wheelhouse": "wheelhouse",
+    "timeout": "default_timeout",
+    "allow_runtime_deps": "allow_runtime_deps",
+    "python_version": "python_version",
+    "cache_venv": "cache_venv",
+    "image": "image",
+    "runtime": "runtime",
+    "user": "user",
+    "docker_host": "docker_host",
+    "remote_url": "remote_url",
+}
+"""Names of a constructor's settings, and of the executor's; environment variables, which hold secrets, are not kept."""
+
+
+def settings_of(executor: object) -> dict[str, Any]:
+    """The settings of an executor that a later session needs, as JSON."""
+    config = getattr(executor, "config", None)
+    kinds = {SubprocessConfig: "subprocess", InProcessConfig: "inprocess", ContainerConfig: "container"}
+    if not isinstance(config, SubprocessConfig | InProcessConfig | ContainerConfig):
+        return {}
+    found: dict[str, Any] = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, own in _KEPT_SETTINGS.items()
+        if (value := getattr(config, own, None)) is not None or name == "timeout"
+    }
+    found["extra_deps"] = list(config.deps)
+    if isinstance(config, ProcessSettings):
+        found["limits"] = asdict(config.limits)
+        found["mounts"] = [{"source": str(each.source), "at": each.at, "mode": each.mode} for each in config.mounts]
+    return {"kind": kinds[type(config)], **found}
+
+
+def options_of(settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The constructor and its options, from what `settings_of` has returned."""
+    options = {name: value for name, value in settings.items() if name in _KEPT_SETTINGS or name == "extra_deps"}
+    try:
+        if "limits" in settings:
+            options["limits"] = Limits(**settings["limits"])
+        if "mounts" in settings:
+            options["mounts"] = [Mount(**mount) for mount in settings["mounts"]]
+    except TypeError:
+        raise ConfigurationError(
+            "the stored settings of the session are damaged; open it with `session_id=` and its settings"
+        ) from None
+    return str(settings.get("kind", "subprocess")), options

@@ -38,7 +38,6 @@ from carrel.session.durable import (
     DurableState,
     Resumed,
     SavedState,
-    options_of,
     read_record_file,
     resume_note,
     state_store,
@@ -50,6 +49,7 @@ from carrel.session.options import (
     SandboxOptions,
     SessionOptions,
     check_ttl,
+    options_of,
     split_options,
 )
 from carrel.session.recording import RECORDED, Recorded, Recording
@@ -295,8 +295,8 @@ class Session(SessionWorkspace, SessionLibraryMethods):
         variables (`env`) are not kept, and are given again."""
         record = read_record_file(Path(base).expanduser(), check_id(session_id))
         kind, options = options_of(record.settings)
-        make = cls.inprocess if kind == "inprocess" else cls.subprocess
-        return make(base, **{**options, **settings, "session_id": session_id})
+        make: dict[str, Callable[..., Self]] = {"inprocess": cls.inprocess, "container": cls.container}
+        return make.get(kind, cls.subprocess)(base, **{**options, **settings, "session_id": session_id})
 
     @classmethod
     def attach(cls, session_id: str) -> Session:

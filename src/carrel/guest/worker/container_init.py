@@ -14,7 +14,6 @@ import os
 import re
 import selectors
 import signal
-import site
 import socket
 import struct
 import sys
@@ -36,19 +35,22 @@ from ..processes import (
     set_title,
 )
 from . import command_server, main
+from .container_facts import killed_for_memory, python_facts
+from .state_transfer import StateFile
 
 HEAD = struct.Struct(">cI")
 """Before each frame: its channel, and how many bytes follow."""
 LINE, RUN, FRESH = b"l", b"r", b"f"
 """Records of the worker's channel; from the host also those that begin a run, with the present pipes or fresh ones."""
 CONTROL, STDOUT, STDERR, COMMANDS = b"c", b"o", b"e", b"s"
+STATE, SAVE = b"v", b"w"
+"""Saved variables, in either direction; and a request to save them, which the worker gets with two descriptors."""
 
 _MAX_READ = 1 << 16
 _REPORT_AFTER = 1 << 20
 _MAX_DISCARDED = 64
 _MAX_PID = 1 << 22
 _HAS_FDS = re.compile(rb'"fds":(\d{1,3})\}\Z')
-_OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 
 
 class ContainerInit:
@@ -71,6 +73,7 @@ class ContainerInit:
         self._environment: dict[str, str] = {}
         self._broken_reason = ""
         self._stop_guard = StopGuard(kill_descendants)
+        self._state = StateFile(self._send_state, self._watch, self._unwatch)
         self._server = 0
         """The process number of the command server."""
         self._to_server = bytearray()
@@ -87,7 +90,7 @@ class ContainerInit:
 
     def serve(self) -> None:
         """Never returns."""
-        self._send_control({"op": "begun", "facts": _python_facts()})
+        self._send_control({"op": "begun", "facts": python_facts()})
         while True:
             for key, mask in self._selector.select():
                 if self._selector.get_map().get(key.fd) is key:
@@ -104,6 +107,12 @@ class ContainerInit:
 
     def _send_control(self, record: dict[str, Any]) -> None:
         self._send(CONTROL, json.dumps(record).encode("ascii"))
+
+    def _send_state(self, piece: bytes | dict[str, Any]) -> None:
+        if isinstance(piece, bytes):
+            self._send(STATE, piece)
+        else:
+            self._send_control(piece)
 
     # --- the host ---------------------------------------------------------------------------------------------------
 
@@ -123,6 +132,8 @@ class ContainerInit:
             elif channel == COMMANDS:
                 self._to_server += body
                 self._write_to_server()
+            elif channel == STATE:
+                self._state.write(body)
             else:
                 self._pass_to_worker(channel, body)
 
@@ -147,6 +158,8 @@ class ContainerInit:
             _signal(self._server, signal.SIGKILL)
         elif operation == "hold":
             self._hold(record["on"])
+        elif operation == "new_state":
+            self._state.begin(record["folder"], record.get("run"))
 
     def _continue_stopped(self, end: bool) -> None:
         """Continue the worker and the command server where they were stopped."""
@@ -281,11 +294,16 @@ class ContainerInit:
         if channel == FRESH:
             self._discard(list(self._pipes.values()))
             fds = self._fresh_pipes()
-            body = json.dumps({**json.loads(body), "fds": 2}).encode("ascii")
+        if channel in (RUN, FRESH):
+            fds += self._state.of_run()
+        elif channel == SAVE:
+            fds = self._state.of_save(json.loads(body)["id"])
+        if fds:
+            body = json.dumps({**json.loads(body), "fds": len(fds)}).encode("ascii")
         if channel in (RUN, FRESH):
             # Output since the last run belongs to no run: the host drops what comes before `listen`.
             self._drain()
-            self._killed_before = _killed_for_memory()
+            self._killed_before = killed_for_memory()
             self._send_control({"op": "listen"})
         if self._channel is None:
             for fd in fds:
@@ -340,6 +358,8 @@ class ContainerInit:
         bodies = channel.receive_bodies(_HAS_FDS)
         self._drain()
         for body, fds in bodies:
+            if body.startswith(b'{"op":"done"'):
+                self._state.end_run()
             self._send(LINE, self._without_fds(body, fds) if fds else body)
             if body.startswith(b'{"op":"no_snapshot"'):
                 self._drop_snapshot()
@@ -400,7 +420,7 @@ class ContainerInit:
                 continue
         self._drain()
         self._close_channel()
-        out_of_memory = _killed_for_memory() > self._killed_before
+        out_of_memory = killed_for_memory() > self._killed_before
         self._send_control(
             {"op": "exited", "status": status, "broke": self._broken_reason, "out_of_memory": out_of_memory}
         )
@@ -500,38 +520,6 @@ def _read(fd: int, most: int = _MAX_READ) -> bytes | None:
 
 def _ignore(number: int, frame: object) -> None:
     """Only the wake-up pipe matters; without a handler the signal would not reach it."""
-
-
-def _killed_for_memory() -> int:
-    """How often the kernel has killed a process in this container for lack of memory."""
-    for name in _OOM_FILES:
-        try:
-            with open(name, encoding="ascii") as file:
-                rows = [line.split() for line in file]
-        except OSError:
-            continue
-        return next((int(row[1]) for row in rows if len(row) == 2 and row[0] == "oom_kill"), 0)
-    return 0
-
-
-def _python_facts() -> dict[str, Any]:
-    """What the host must know about this Python to install packages for it."""
-    try:
-        libc = os.confstr("CS_GNU_LIBC_VERSION") or ""
-    except (ValueError, OSError):
-        libc = ""
-    names = []
-    for folder in site.getsitepackages():
-        if os.path.isdir(folder):
-            names += [name for name in os.listdir(folder) if name.endswith(".dist-info")]
-    return {
-        "python": sys.executable,
-        "version": list(sys.version_info[:3]),
-        "machine": os.uname().machine,
-        "libc": libc,
-        "path": os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin"),
-        "packages": names,
-    }
 
 
 def serve_container() -> None:
