@@ -50,7 +50,7 @@ def used(folder, seen):
     return total
 print(sum(used(os.open(path, os.O_RDONLY | os.O_DIRECTORY), set()) for path in sys.argv[1:]))
 """
-"""Code can neither hide files in folders that nobody may list nor in very deep ones."""
+"""Code can hide files neither in folders without permissions nor in very deep ones."""
 
 
 class SessionVolumes:
