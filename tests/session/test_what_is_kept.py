@@ -137,6 +137,16 @@ PACKAGES = {
         "v.friends[0].name, isinstance(v, User)",
         ("b", True),
     ),
+    "networkx": (
+        "import networkx as nx\nv = nx.path_graph(4, create_using=nx.DiGraph); v.add_edge(0, 3, weight=2.5)",
+        "nx.shortest_path(v, 0, 3, weight='weight'), v.edges[0, 3]['weight'], v.is_directed()",
+        ([0, 3], 2.5, True),
+    ),
+    "sympy": (
+        "import sympy\nx1 = sympy.symbols('x1', positive=True)\nv = sympy.sqrt(x1**2) + sympy.Integral(x1, x1)",
+        "str(v.doit()), v.free_symbols == {x1}",
+        ("x1**2/2 + x1", True),
+    ),
 }
 
 
