@@ -23,7 +23,7 @@ from carrel.storage.base import KeyedLock, Stamp
 logger = logging.getLogger(__name__)
 
 
-class SessionList:
+class SessionListing:
     """The metadata of all sessions, newest first, also of those that cannot be read."""
 
     def __init__(self, logs: SessionRepository) -> None:
@@ -67,6 +67,8 @@ class SessionList:
     async def _catch_up(self) -> None:
         """Read what has changed. State is updated at the end in one step, because this may be cancelled."""
         before, now = self._stamps_seen, await self._store.scan(self._prefix, ("meta.json", "messages.jsonl"))
+        if now == before:
+            return
         changed = [key for key, stamp in now.items() if before.get(key) != stamp]
         changed += before.keys() - now.keys()
         names = list(dict.fromkeys(key.rsplit("/", 2)[-2] for key in changed))

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
@@ -24,7 +25,7 @@ from carrel.conversation.messages import ConversationMessage, SessionData, Sessi
 from carrel.conversation.replay import Numbered, repair_messages
 from carrel.conversation.repository import Redact, SessionRepository, not_found, redact_entry, redact_value
 from carrel.conversation.search.search import SearchHit, SessionSearch
-from carrel.conversation.session_list import SessionList
+from carrel.conversation.session_list import SessionListing
 from carrel.conversation.session_state import Drafts, checked_fields, checked_id, new_meta
 from carrel.conversation.usage import Price, Usage, UsageCount
 from carrel.embedding import EmbedderOption, choose_embedder
@@ -82,8 +83,11 @@ class SessionStore:
             store, prefix, sync=durability == "fsync", redact=redact, output_files=output_files, now=now
         )
         self._drafts = Drafts()
-        self._list = SessionList(self._logs)
         self._search: SessionSearch | None = None
+
+    @cached_property
+    def _list(self) -> SessionListing:
+        return SessionListing(self._logs)
 
     async def __aenter__(self) -> Self:
         return self

@@ -5,16 +5,14 @@ import contextlib
 import errno
 import fcntl
 import os
-import resource
 import stat
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from carrel.errors import KeyMissing, StorageError, StorageWriteError
-from carrel.storage.base import Guard, check_records, is_within
+from carrel.storage.base import Guard, check_records
 from carrel.storage.files.log_reader import (
     BATCH_BIT,
     START,
@@ -301,47 +299,6 @@ def _try_lock(fd: int, path: str) -> bool:
     except OSError as error:
         raise write_error(path, error) from error
     return False
-
-
-class LogFileCache:
-    """The logs that were written last, kept open; a file is closed when the last append that uses it is done."""
-
-    _MOST = 128
-    _SHARE = 4
-    """The cache uses at most this part of the files that the process may have open."""
-
-    def __init__(self, paths: PathMapper) -> None:
-        self._paths = paths
-        self._guard = threading.Lock()
-        self._logs: OrderedDict[str, LogFile] = OrderedDict()
-
-    def get(self, key: str) -> LogFile:
-        with self._guard:
-            log = self._logs.get(key)
-            if log is not None:
-                self._logs.move_to_end(key)
-                return log
-        fresh = LogFile(self._paths, key)
-        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = self._MOST if allowed == resource.RLIM_INFINITY else max(1, min(self._MOST, allowed // self._SHARE))
-        with self._guard:
-            log = self._logs.setdefault(key, fresh)
-            while len(self._logs) > most:
-                self._logs.popitem(last=False)
-        return log
-
-    def mark_deleted(self, key: str) -> None:
-        """Forget the log `key` and those below it, which were deleted."""
-        with self._guard:
-            for known in [known for known in self._logs if is_within(known, key)]:
-                self._logs.pop(known).mark_deleted()
-
-    def close(self) -> None:
-        with self._guard:
-            logs = list(self._logs.values())
-            self._logs.clear()
-        for log in logs:
-            log.close()
 
 
 def _set_aside(fd: int, path: str, start: int, end: int) -> None:
