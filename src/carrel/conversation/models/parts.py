@@ -41,7 +41,7 @@ class ObservedModel(BaseModel):
             notify()
 
 
-class Part(ObservedModel):
+class BasePart(ObservedModel):
     """The fields of every part; `meta` and `extra` hold what else the block of the log has."""
 
     id: str = Field(default_factory=new_part_id)
@@ -49,7 +49,7 @@ class Part(ObservedModel):
     extra: dict[str, Any] = Field(default_factory=dict)
 
 
-class TextPart(Part):
+class TextPart(BasePart):
     type: Literal["text"] = "text"
     content: str = Field(default="", validation_alias=AliasChoices("content", "text"))
 
@@ -58,12 +58,12 @@ class TextPart(Part):
         return self.content
 
 
-class ThinkingPart(Part):
+class ThinkingPart(BasePart):
     type: Literal["thinking"] = "thinking"
     content: str = ""
 
 
-class ImagePart(Part):
+class ImagePart(BasePart):
     """An image as base64 `data`, or at a `url`."""
 
     type: Literal["image"] = "image"
@@ -84,14 +84,14 @@ def _arguments(value: Any) -> Any:
         return value
 
 
-class ToolCallPart(Part):
+class ToolCallPart(BasePart):
     type: Literal["tool_call"] = "tool_call"
     tool_call_id: str
     tool_name: str
     arguments: Annotated[dict[str, Any], BeforeValidator(_arguments)] = Field(default_factory=dict)
 
 
-class ToolResultPart(Part):
+class ToolResultPart(BasePart):
     type: Literal["tool_result"] = "tool_result"
     tool_call_id: str
     tool_name: str = ""
@@ -108,7 +108,7 @@ class ToolResultPart(Part):
         return f"Error: {self.error}\n{self.output}" if self.output else self.error
 
 
-class OtherPart(Part):
+class OtherPart(BasePart):
     """A block without a part class of its own, such as a document; kept as it is."""
 
     type: str = "other"
@@ -142,7 +142,7 @@ MessagePart = Annotated[
 ]
 
 
-def part_to_block(part: Part, default_id: str) -> MessageBlock:
+def part_to_block(part: BasePart, default_id: str) -> MessageBlock:
     """Convert a part; its id is written only when it differs from the default one of its place."""
     source: MessageBlock | None = getattr(part, "_source", None)
     if source is not None and block_to_part(source, default_id) == part:
@@ -152,7 +152,7 @@ def part_to_block(part: Part, default_id: str) -> MessageBlock:
     return {**block, **part.extra, **({"meta": meta} if meta else {})}
 
 
-def _block_and_meta(part: Part) -> tuple[MessageBlock, dict[str, Any]]:
+def _block_and_meta(part: BasePart) -> tuple[MessageBlock, dict[str, Any]]:
     match part:
         case TextPart() | ThinkingPart():
             return {"type": part.type, "text": part.content}, {}

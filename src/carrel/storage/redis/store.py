@@ -35,7 +35,7 @@ _UPLOAD_MS = 15 * 60 * 1000
 _log = logging.getLogger("carrel.storage")
 
 
-class _Entry(NamedTuple):
+class _LogEntry(NamedTuple):
     """One entry of a stream; its id is `life-seq`, so that two logs under the same key are told apart."""
 
     life: int
@@ -290,13 +290,13 @@ class RedisStore:
         note = (await self._notes([key]))[0]
         return note.life or None if note else None
 
-    async def _page(self, command: str, key: str, start: str, end: str, life: int | None) -> list[_Entry]:
+    async def _page(self, command: str, key: str, start: str, end: str, life: int | None) -> list[_LogEntry]:
         answer = await self._client.read(repr(key), command, self._at("log", key), start, end, "COUNT", _PAGE)
         page = [_parse_entry(raw) for raw in answer]
         # If the log was deleted between two pages and made anew, the new one is not what is being read.
         return [entry for entry in page if entry.life == (life or page[0].life)]
 
-    async def _block(self, key: str, entries: list[_Entry]) -> Block | None:
+    async def _block(self, key: str, entries: list[_LogEntry]) -> Block | None:
         """Return the records of some entries, or None if the log was deleted meanwhile."""
         large = [f"{entry.life}-{entry.seq}" for entry in entries if entry.record is None]
         beside = await self._client.read(repr(key), "HMGET", self._at("big", key), *large) if large else []
@@ -380,9 +380,9 @@ def _parse_note(line: bytes) -> _Note:
         raise StorageReadError(f"what Redis has noted about a key was not written by carrel: {line!r:.80}") from None
 
 
-def _parse_entry(raw: Any) -> _Entry:
+def _parse_entry(raw: Any) -> _LogEntry:
     try:
         (life, _, seq), (field, value) = raw[0].partition(b"-"), raw[1]
-        return _Entry(int(life), int(seq), None if field == b"b" else value)
+        return _LogEntry(int(life), int(seq), None if field == b"b" else value)
     except ValueError:
         raise StorageReadError(f"an entry of a log in Redis was not written by carrel: {raw!r:.80}") from None
