@@ -9,15 +9,12 @@ from typing import Any
 import pytest
 
 from carrel.conversation import session_writer
-from carrel.conversation.log_entries import build_rewind_event, encode
-from carrel.conversation.messages import ConversationMessage
 from carrel.conversation.models.conversation import Conversation, ConversationStorage
 from carrel.conversation.models.info import SessionInfo
 from carrel.conversation.session_writer import call_key
 from carrel.conversation.store import SessionStore
 from carrel.errors import (
     CompactRefused,
-    RewindRefused,
     SessionNotFound,
     StorageReadError,
     StorageWriteError,
@@ -25,27 +22,7 @@ from carrel.errors import (
 from carrel.storage.base import process_name
 from carrel.storage.memory import MemoryStore
 from tests.conversation.conftest import Reopen
-from tests.support.messages import assistant, call, compact, outline, result, user
-
-
-class Crowded(MemoryStore):
-    """A store where another process writes a line just before an append to a log."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[ConversationMessage] = []
-
-    async def append(self, key: str, records: Sequence[bytes], **how: Any) -> int:
-        if key.endswith("messages.jsonl") and self.lines:
-            await super().append(key, [encode(self.lines.pop(0))], create=False)
-        return await super().append(key, records, **how)
-
-
-async def crowded(*words: str) -> tuple[Crowded, SessionStore]:
-    crowd = Crowded()
-    store = SessionStore(store=crowd, embedder=False)
-    await store.append_many("s", [user(word) for word in words])
-    return crowd, store
+from tests.support.messages import assistant, call, outline, result, user
 
 
 async def shown(store: SessionStore, session_id: str = "s") -> list[str]:
@@ -56,25 +33,6 @@ async def shown(store: SessionStore, session_id: str = "s") -> list[str]:
 
 async def sums(messages: list[Any]) -> str:
     return "sum"
-
-
-@pytest.mark.parametrize("line", [build_rewind_event(1), compact("theirs")], ids=["rewind", "compact"])
-async def test_a_summary_is_refused_when_another_changes_the_view_at_the_last_moment(line: ConversationMessage):
-    crowd, store = await crowded("one", "two", "three")
-    crowd.lines = [line]
-    with pytest.raises(CompactRefused):
-        await store.compact("s", sums, keep_turns=1)
-    assert "(sum)" not in await shown(store)
-
-
-async def test_a_rewind_finds_its_place_in_what_is_visible_when_it_is_written():
-    crowd, store = await crowded("one", "two", "three")
-    crowd.lines = [compact("theirs")]
-    await store.append_rewind("s", 1)
-    assert await shown(store) == ["(theirs)"]
-    crowd.lines = [build_rewind_event(0)]
-    with pytest.raises(RewindRefused):
-        await store.append_rewind("s", 1)
 
 
 async def test_a_session_that_was_begun_anew_meanwhile_gets_no_summary_of_the_old_one(reopened: Reopen):

@@ -312,6 +312,12 @@ def test_odd_entries_do_not_break_an_export(message: dict[str, Any]) -> None:
     assert to_markdown(data(message)).startswith("# A walk")
 
 
+@pytest.mark.parametrize(("forked_at", "name"), [(None, "Part of"), (5, "Forked from")])
+def test_the_parent_of_a_session_is_named(forked_at: int | None, name: str) -> None:
+    facts = Seen(to_html(data(parent_session_id="s0", forked_at_seq=forked_at))).texts
+    assert [text for path, text in facts if path[-1:] in (("dt",), ("dd",)) and text in (name, "s0")] == [name, "s0"]
+
+
 def test_an_empty_session_has_a_page() -> None:
     assert "No messages yet." in to_html({"session": {}, "messages": []})
 

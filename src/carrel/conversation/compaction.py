@@ -278,5 +278,5 @@ async def _pinned(reading: SessionLogReader, pins: list[int]) -> list[Numbered]:
     """Return the pinned messages that are still visible or summarized, with their attachments."""
     if not pins:
         return []
-    runs = [piece for piece in (await reading.visible_or_summarized()).pieces if isinstance(piece, range)]
+    runs = [piece for piece in (await reading.visible_range(summed=True)).shown.pieces if isinstance(piece, range)]
     return await reading.read_entries(seq for seq in pins if any(seq in run for run in runs))

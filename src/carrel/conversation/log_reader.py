@@ -131,13 +131,11 @@ class SessionLogReader:
             return block.last_seq
         return 0
 
-    async def shown(self) -> VisibleEntries:
-        """Return which entries are visible, without keeping any of them in memory."""
-        return (await self.visible_range()).shown
+    async def visible_range(self, until: int | None = None, *, summed: bool = False) -> VisibleRange:
+        """Return which entries are visible now, or were right after entry `until`, without keeping them in memory.
 
-    async def visible_range(self, until: int | None = None) -> VisibleRange:
-        """Return which entries are visible now, or were right after entry `until`, without keeping them in memory."""
-        walk, last_seq = BackwardReplay(until), 0
+        With `summed`, also those that visible summaries replaced."""
+        walk, last_seq = BackwardReplay(until, summed=summed), 0
         continued: list[int] = []
         async for block in self._store.read_back(self._key):
             last_seq = max(last_seq, block.last_seq)
@@ -149,13 +147,6 @@ class SessionLogReader:
             if walk.enough:
                 break
         return VisibleRange(walk.shown(), last_seq, frozenset(continued))
-
-    async def visible_or_summarized(self) -> VisibleEntries:
-        """Return which entries are visible or replaced by a visible summary."""
-        walk = BackwardReplay(summed=True)
-        async for block in self._store.read_back(self._key):
-            walk.take(block.first_seq, block.last_seq, events_in(block.first_seq, decode_all(block)))
-        return walk.visible_or_summarized()
 
     async def read_entries(self, seqs: Iterable[int]) -> list[Numbered]:
         """Return these entries with their attachments; missing ones are left out."""
@@ -229,7 +220,7 @@ class SessionLogReader:
 
     async def messages(self) -> AsyncIterator[ConversationMessage]:
         """Iterate over the visible messages."""
-        for piece in (await self.shown()).pieces:
+        for piece in (await self.visible_range()).shown.pieces:
             if not isinstance(piece, range):
                 yield await self._restored(piece, [])
                 continue

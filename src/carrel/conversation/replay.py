@@ -150,27 +150,10 @@ def events_in(first_seq: int, entries: Sequence[ConversationMessage]) -> list[Nu
     return [(seq, entry) for seq, entry in enumerate(entries, first_seq) if entry.get("role") in _EVENTS]
 
 
-def visible(path: Sequence[range | Numbered]) -> VisibleEntries:
-    """Return what is visible after ranges of messages and events, oldest first; rewinds to an entry are resolved."""
-    shown = VisibleEntries()
-    for item in path:
-        if isinstance(item, range):
-            shown.add(item)
-            continue
-        entry = item[1]
-        if entry.get("role") == "compact":
-            keep = kept_from_seq(entry)
-            kept = shown.since(keep).pieces if keep is not None else []
-            shown = VisibleEntries([*_summary(entry), *kept])
-        elif (cut := rewind_target_count(entry)) is not None:
-            shown.cut(cut)
-    return shown
+def visible(path: Sequence[range | Numbered]) -> tuple[VisibleEntries, VisibleEntries]:
+    """Return what is visible after ranges of messages and events, oldest first; rewinds to an entry are resolved.
 
-
-def visible_or_summarized(path: Sequence[range | Numbered]) -> VisibleEntries:
-    """Return the messages that are visible or summarized, given the same as `visible` but from the log's start.
-
-    Rewound messages are not among them, nor those that only a rewound summary replaced."""
+    The second result has the messages that visible summaries replaced, if the path begins with the log."""
     shown, summed = VisibleEntries(), VisibleEntries()
     for item in path:
         if isinstance(item, range):
@@ -183,32 +166,24 @@ def visible_or_summarized(path: Sequence[range | Numbered]) -> VisibleEntries:
             shown.cut(cut)
             if not shown.pieces or isinstance(shown.pieces[0], range):
                 summed = VisibleEntries()
-    return VisibleEntries([*summed.pieces, *shown.since(0).pieces])
+    return shown, summed
 
 
 def visible_after(entries: Sequence[Numbered], seq: int | None = None) -> list[Numbered]:
     """Return what was visible right after entry `seq` of a whole log (None: after the last)."""
-    walk = BackwardReplay(seq)
-    if entries:
-        first, last = entries[0][0], entries[-1][0]
-        walk.take(first, last, events_in(first, [entry for _, entry in entries]))
-    return walk.shown().numbered(dict(entries))
+    return BackwardReplay(seq).take_all(entries).shown().numbered(dict(entries))
 
 
 def visible_or_summarized_in(entries: Sequence[Numbered]) -> set[int]:
     """Return the entries of a whole log that are visible now or replaced by a visible summary."""
-    walk = BackwardReplay(summed=True)
-    if entries:
-        first, last = entries[0][0], entries[-1][0]
-        walk.take(first, last, events_in(first, [entry for _, entry in entries]))
-    return set(walk.visible_or_summarized().seqs())
+    return set(BackwardReplay(summed=True).take_all(entries).shown().seqs())
 
 
 class BackwardReplay:
     """Reads a log from its end, keeps what the visible conversation needs, and sets `enough` when it has that.
 
-    So the cost of opening a long session depends on what is visible, not on the whole log. With `summed`, it
-    also finds the messages that summaries replaced, for which it reads the whole log."""
+    So the cost of opening a long session depends on what is visible, not on the whole log. With `summed`, the
+    messages that visible summaries replaced count as visible; for that it reads the whole log."""
 
     def __init__(self, until: int | None = None, *, summed: bool = False) -> None:
         self.enough = until == 0
@@ -231,6 +206,13 @@ class BackwardReplay:
                 return
             end = seq - 1
         self._take_run(first_seq, end)
+
+    def take_all(self, entries: Sequence[Numbered]) -> "BackwardReplay":
+        """Take the entries of a whole log, oldest first."""
+        if entries:
+            first, last = entries[0][0], entries[-1][0]
+            self.take(first, last, events_in(first, [entry for _, entry in entries]))
+        return self
 
     def _take_run(self, first: int, last: int) -> None:
         if self._until is not None:
@@ -273,11 +255,8 @@ class BackwardReplay:
         return True
 
     def shown(self) -> VisibleEntries:
-        return visible(self._path[::-1])
-
-    def visible_or_summarized(self) -> VisibleEntries:
-        """Return what is visible or summarized; only with `summed`."""
-        return visible_or_summarized(self._path[::-1])
+        shown, summed = visible(self._path[::-1])
+        return VisibleEntries([*summed.pieces, *shown.since(0).pieces]) if self._summed else shown
 
 
 # --- repair -----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from weakref import WeakValueDictionary
 
 from carrel.conversation.attachments import OUTPUTS, TEXT_LIMIT, detach
@@ -18,18 +18,19 @@ from carrel.conversation.messages import (
 )
 from carrel.conversation.replay import interrupted_message, unanswered_calls
 from carrel.conversation.session_state import (
+    COUNTS,
     DEFAULT_SESSION_TITLE,
     SessionState,
     checked_id,
     decode_meta,
-    encode_created,
     encode_meta,
+    is_too_new,
     position_of,
     title_from,
     when_written,
 )
 from carrel.conversation.session_writer import SessionWriter, claim_calls
-from carrel.errors import SessionNotFound, SessionTooNew, StorageError, StorageWriteError
+from carrel.errors import SessionNotFound, SessionTooNew, StorageError, StorageReadError, StorageWriteError
 from carrel.storage.base import MISSING, Expected, KeyedLock, LoopSemaphore, Stamp, Store, is_expected, locked
 from carrel.storage.files.store import FileStore
 
@@ -127,7 +128,8 @@ class SessionRepository:
             meta |= {"message_count": 0, "total_tokens": 0, "log_seq": 0, "log_bytes": 0}
             # First, so that lost metadata can be rebuilt from the beginning on. A log and not an object, because
             # that takes a fifth of the time.
-            await self.store.append(self.created_key(session_id), [encode_created(meta)], sync=self._sync)
+            given = cast(SessionMeta, {name: value for name, value in meta.items() if name not in COUNTS})
+            await self.store.append(self.created_key(session_id), [encode_meta(given, indent=False)], sync=self._sync)
             self.make_output_folder(session_id)
             written = await self.store.put(self.meta_key(session_id), encode_meta(meta), expect=stamp or MISSING)
             if not written:
@@ -264,13 +266,9 @@ class SessionRepository:
     def redacted(self, message: ConversationMessage) -> ConversationMessage:
         return redact_entry(message, self._redact)
 
-    def redacted_fields(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return metadata without secrets."""
-        return {name: redact_value(value, self._redact) for name, value in fields.items()}
-
-    def redacted_text(self, text: str) -> str:
-        """Return a title or a label without secrets."""
-        return str(redact_value(text, self._redact))
+    def redacted_value(self, value: Any) -> Any:
+        """Return a title, a label or metadata without secrets."""
+        return redact_value(value, self._redact)
 
     async def _open(
         self,
@@ -330,7 +328,7 @@ class SessionRepository:
             return writer.metadata()
         meta = decode_meta(raw, session_id)
         if meta is None:
-            return await self.rebuilt_meta(session_id) if stamp is not None else None
+            return (await self.rebuilt(session_id)).meta if stamp is not None else None
         return await self.reader(session_id).caught_up(meta, stamp)
 
     async def position(self, session_id: str) -> "tuple[int, int] | Literal[False] | None":
@@ -348,17 +346,12 @@ class SessionRepository:
             raise not_found(session_id)
         return meta
 
-    async def rebuilt_meta(self, session_id: str) -> SessionMeta:
-        return (await self.rebuilt(session_id)).meta
-
     async def rebuilt(self, session_id: str) -> SessionState:
         """Rebuild the metadata from the whole log."""
         stamp = await self.store.stamp(self.log_key(session_id))
         written = when_written(stamp) or self._now()
-        state, reading = (
-            SessionState.first(session_id, written, await self._created_meta(session_id)),
-            self.reader(session_id),
-        )
+        state = SessionState.first(session_id, written, await self._created_meta(session_id))
+        reading = self.reader(session_id)
         async for seq, entry, size in reading.since(0):
             state.apply(seq, entry, size)
         if state.needs_recount:
@@ -373,6 +366,20 @@ class SessionRepository:
             except SessionTooNew:
                 return None
         return None
+
+    async def counted(self, metas: Iterable[SessionMeta]) -> list[SessionMeta]:
+        """Make the counts of messages and tokens exact; the part of a log that its metadata does not cover is read.
+
+        One with an unreadable log, or of a newer format, stays unchanged."""
+        metas = list(metas)
+        known = [meta for meta in metas if not is_too_new(meta)]
+        stamps = await self.store.stamps([self.log_key(meta["id"]) for meta in known])
+        for meta, stamp in zip(known, stamps, strict=True):
+            try:
+                await self.reader(meta["id"]).count(meta, stamp)
+            except StorageReadError as problem:
+                logger.warning("session %s: its messages cannot be counted: %s", meta["id"], problem)
+        return metas
 
     async def view(self, session_id: str) -> VisibleMessages:
         await self.require_meta(session_id)

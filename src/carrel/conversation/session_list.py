@@ -109,9 +109,6 @@ class SessionListing:
 
     def _decoded(self, id_: str, raw: bytes | None, stamp: Stamp | None) -> SessionMeta | None:
         """Return the stored metadata, or None if it must be rebuilt."""
-        writer = self._logs.writers.get(id_)
-        if writer is not None and raw is not None and stamp is not None and writer.is_current(stamp.size):
-            return writer.metadata()
         try:
             return decode_meta(raw, id_)
         except SessionTooNew as problem:
@@ -123,27 +120,10 @@ class SessionListing:
         """Return the metadata to show in a list; of the log, only the part that the metadata does not cover is read."""
         try:
             if meta is None:
-                return await self._logs.rebuilt_meta(id_)
+                return (await self._logs.rebuilt(id_)).meta
             return meta if is_too_new(meta) else await self._logs.reader(id_).caught_up(meta, stamp)
         except StorageReadError as problem:
             return meta or _unreadable(id_, problem)
-
-    async def counted(self, meta: SessionMeta) -> SessionMeta:
-        """Return the metadata with exact counts; the log is read if it is ahead of the metadata."""
-        if not is_too_new(meta):
-            stamp = await self._store.stamp(self._logs.log_key(meta["id"]))
-            await self._logs.reader(meta["id"]).count(meta, stamp)
-        return meta
-
-    async def all_counted(self, metas: Iterable[SessionMeta]) -> list[SessionMeta]:
-        """Return each with exact counts; one with an unreadable log stays unchanged."""
-        counted = []
-        for meta in metas:
-            try:
-                counted.append(await self.counted(meta))
-            except StorageReadError:
-                counted.append(meta)
-        return counted
 
     async def untouched_for(self, age: timedelta, *, now: str, keep_labelled: bool) -> list[SessionMeta]:
         """Return sessions and traces not changed for this long; those of a newer format are left out and logged."""

@@ -30,8 +30,6 @@ COUNTS = ("message_count", "total_tokens", "log_seq", "log_bytes")
 """Counted in the log: visible messages, tokens, and the entries and bytes that the metadata covers."""
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
-_MOST_DRAFTS = 1000
-"""How many drafts are remembered with their titles."""
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _TEXTS = ("title", "provider", "model", "cwd", "created_at", "updated_at")
 
@@ -86,11 +84,11 @@ def is_too_new(meta: SessionMeta) -> bool:
     return meta.get("message_format_version", 0) > MESSAGE_FORMAT_VERSION
 
 
-def encode_meta(meta: SessionMeta) -> bytes:
+def encode_meta(meta: SessionMeta, *, indent: bool = True) -> bytes:
     try:
-        return orjson.dumps(meta, option=orjson.OPT_INDENT_2)
+        return orjson.dumps(meta, option=orjson.OPT_INDENT_2 if indent else 0)
     except TypeError:
-        return json.dumps(meta, indent=2).encode("ascii")
+        return json.dumps(meta, indent=2 if indent else None).encode("ascii")
 
 
 def decode_meta(raw: bytes | None, session_id: str) -> SessionMeta | None:
@@ -218,15 +216,6 @@ def position_of(meta: SessionMeta) -> tuple[int, int] | None:
     return None  # written by another program, or by an earlier version while several programs wrote
 
 
-def encode_created(meta: SessionMeta) -> bytes:
-    """Encode new metadata without the counts as one line of `created.jsonl`, from which it can be rebuilt."""
-    given = {name: value for name, value in meta.items() if name not in COUNTS}
-    try:
-        return orjson.dumps(given)
-    except TypeError:
-        return json.dumps(given).encode("ascii")
-
-
 class SessionState:
     """The metadata of a session after some of its log entries: the only place where entries change metadata.
 
@@ -335,22 +324,3 @@ class SessionState:
             for name in self._unset & {"provider", "model"}:
                 if isinstance(fields.get(name), str):
                     meta[name] = fields[name]
-
-
-class Drafts:
-    """Sessions that are stored with their first message."""
-
-    def __init__(self) -> None:
-        self._metas: dict[str, SessionMeta] = {}
-
-    def add(self, meta: SessionMeta) -> None:
-        self._metas[meta["id"]] = meta.copy()
-        while len(self._metas) > _MOST_DRAFTS:
-            del self._metas[next(iter(self._metas))]
-
-    def find(self, session_id: str) -> SessionMeta | None:
-        found = self._metas.get(session_id)
-        return found.copy() if found is not None else None
-
-    def forget(self, session_id: str) -> None:
-        self._metas.pop(session_id, None)

@@ -26,7 +26,7 @@ from carrel.conversation.replay import Numbered, repair_messages
 from carrel.conversation.repository import Redact, SessionRepository, not_found, redact_entry, redact_value
 from carrel.conversation.search.search import SearchHit, SessionSearch
 from carrel.conversation.session_list import SessionListing
-from carrel.conversation.session_state import Drafts, checked_fields, checked_id, new_meta
+from carrel.conversation.session_state import checked_fields, checked_id, new_meta
 from carrel.conversation.usage import Price, Usage, UsageCount
 from carrel.embedding import EmbedderOption, choose_embedder
 from carrel.errors import (
@@ -42,6 +42,9 @@ from carrel.storage.base import MISSING, Expected, Store, locked
 from carrel.storage.files.store import FileStore
 
 logger = logging.getLogger(__name__)
+
+_MOST_DRAFTS = 1000
+"""How many drafts are remembered with their titles."""
 
 
 class SessionStore:
@@ -82,7 +85,7 @@ class SessionStore:
         self._logs = SessionRepository(
             store, prefix, sync=durability == "fsync", redact=redact, output_files=output_files, now=now
         )
-        self._drafts = Drafts()
+        self._drafts: dict[str, SessionMeta] = {}
         self._search: SessionSearch | None = None
 
     @cached_property
@@ -133,13 +136,15 @@ class SessionStore:
         meta = new_meta(
             self._new_id(),
             now=self._now(),
-            title=title and self._logs.redacted_text(title),
+            title=title and self._logs.redacted_value(title),
             provider=provider,
             model=model,
             cwd=cwd,
             api_base=api_base,
         )
-        self._drafts.add(meta)
+        self._drafts[meta["id"]] = meta.copy()
+        while len(self._drafts) > _MOST_DRAFTS:
+            del self._drafts[next(iter(self._drafts))]
         return {"session": meta, "messages": []}
 
     async def create_session(
@@ -165,7 +170,7 @@ class SessionStore:
         """Create a session without publishing an event."""
         id_ = self._new_id() if session_id in (None, "") else checked_id(session_id)
         checked_fields({name: value for name, value in given.items() if value is not None})
-        meta = new_meta(id_, now=self._now(), **self._logs.redacted_fields(given | more))
+        meta = new_meta(id_, now=self._now(), **self._logs.redacted_value(given | more))
         if not await self._logs.create(meta):
             raise SessionExists(f"session {id_} exists; load it, or give another session_id")
         return {"session": meta.copy(), "messages": []}
@@ -185,8 +190,8 @@ class SessionStore:
         return await self.counted(metas) if counts else metas
 
     async def counted(self, metas: Iterable[SessionMeta]) -> list[SessionMeta]:
-        """Return these with exact counts; reads the logs that are ahead of their metadata."""
-        return await self._list.all_counted(metas)
+        """Return these with exact counts; reads the readable logs that are ahead of their metadata."""
+        return await self._logs.counted(metas)
 
     async def latest_session(self, *, cwd: str | None = None) -> SessionMeta | None:
         metas = await self.list_sessions(cwd=cwd)
@@ -243,13 +248,14 @@ class SessionStore:
         def draft() -> SessionMeta:
             nonlocal drafted
             given = {"provider": provider, "model": model, "cwd": cwd, "api_base": api_base}
-            drafted = self._drafts.find(session_id)
-            if drafted is None:
-                drafted = new_meta(session_id, now=self._now(), **self._logs.redacted_fields(given))
+            if session_id in self._drafts:
+                drafted = self._drafts[session_id].copy()
+            else:
+                drafted = new_meta(session_id, now=self._now(), **self._logs.redacted_value(given))
             return drafted
 
         seq, writer = await self._logs.append(session_id, messages, draft)
-        self._drafts.forget(session_id)
+        self._drafts.pop(session_id, None)
         if bus.subscribers:
             if writer.created_from is drafted:
                 self._publish(EventType.SESSION_CREATED, session_id)
@@ -279,7 +285,7 @@ class SessionStore:
 
     def redacted_text(self, text: str) -> str:
         """Return a text without the secrets that this store replaces in messages."""
-        return self._logs.redacted_text(text)
+        return str(self._logs.redacted_value(text))
 
     async def delete_session(self, session_id: str) -> bool:
         """Delete the session with all its files; False if there is none."""
@@ -336,7 +342,10 @@ class SessionStore:
     async def read_meta(self, session_id: str, *, counts: bool = False) -> SessionMeta:
         """Return the metadata of a session, with `counts` with exact counts; `SessionNotFound` if there is none."""
         meta = await self._logs.require_meta(session_id)
-        return await self._list.counted(meta) if counts else meta
+        if counts:
+            stamp = await self._logs.store.stamp(self._logs.log_key(session_id))
+            await self._logs.reader(session_id).count(meta, stamp)
+        return meta
 
     async def find_meta(self, session_id: str) -> SessionMeta | None:
         """Return the metadata of a session; None if there is no such session."""
@@ -375,7 +384,7 @@ class SessionStore:
 
     async def _set_meta(self, session_id: str, fields: dict[str, Any]) -> SessionMeta:
         await self.read_meta(session_id)
-        fields = checked_fields(self._logs.redacted_fields(fields))
+        fields = checked_fields(self._logs.redacted_value(fields))
         return await self._logs.append_note(session_id, build_note("meta", created_at=self._now(), set=fields))
 
     async def rename(self, session_id: str, title: str) -> SessionMeta:
@@ -403,7 +412,7 @@ class SessionStore:
         """Label an entry, by default the last one, and return its sequence number."""
         if not isinstance(text, str) or not text.strip():
             raise MetadataRefused("a label needs a text that is not empty; nothing was written")
-        text = self._logs.redacted_text(text)
+        text = self._logs.redacted_value(text)
         place = await self._mark(session_id, "label", at, text=text)
         self._publish(EventType.SESSION_LABELLED, session_id, text=text, seq=place)
         return place
@@ -474,7 +483,7 @@ class SessionStore:
         checked_place("at", place, last, "is the last entry")
         id_ = checked_id(new_id) if new_id else self._new_id()
         meta = await branching.fork(
-            self._logs, session_id, id_, place, title=title and self._logs.redacted_text(title), now=self._now()
+            self._logs, session_id, id_, place, title=title and self._logs.redacted_value(title), now=self._now()
         )
         data = await self._loaded(id_) if load else SessionData(session=meta, messages=[])
         self._publish(EventType.SESSION_FORKED, session_id, fork_id=id_, title=data["session"]["title"], at_seq=place)

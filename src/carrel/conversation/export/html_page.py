@@ -188,7 +188,7 @@ def _facts(data: SessionData, entries: Sequence[Numbered], log: Sequence[Numbere
         "Messages": f"{message_count:,}",
         "Tokens": f"{tokens:,}" if tokens else "",
         "Tags": ", ".join(map(str, session.get("tags") or [])),
-        "Forked from" if session.get("forked_at_seq") else "PagePart of": parent,
+        "Forked from" if session.get("forked_at_seq") else "Part of": parent,
         "Archived": readable_time(session.get("archived_at")),
         "Session": session.get("id"),
     }

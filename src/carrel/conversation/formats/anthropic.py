@@ -16,12 +16,12 @@ from carrel.conversation.formats.turns import (
     arguments_object,
     arrange_turns,
     as_text,
-    join_texts,
     keep_native,
     keep_request_form,
     media_of,
     merge_turns,
     native_block,
+    read_result,
     remove_opening,
     rest,
     result_blocks,
@@ -37,7 +37,6 @@ from carrel.conversation.messages import (
     meta_of,
     text_block,
     thinking_block,
-    tool_result_block,
     tool_use_block,
 )
 from carrel.conversation.usage import token_counts
@@ -355,13 +354,7 @@ def _read_media(wire: dict[str, Any]) -> MessageBlock | None:
 
 def _read_result(wire: dict[str, Any]) -> MessageBlock:
     content = wire.get("content")
-    inner = _blocks(content) if isinstance(content, list) else None
-    block = tool_result_block(
-        tool_use_id=as_text(wire["tool_use_id"]),
-        model_text=join_texts(inner) if inner is not None else as_text(content),
-        is_error=wire.get("is_error") is True,
-        content=inner,
-    )
+    block = read_result(wire["tool_use_id"], content, _blocks, is_error=wire.get("is_error") is True)
     known = ("tool_use_id", "content", *(("is_error",) if wire.get("is_error") is True else ()))
     if content is None:
         return _kept(block, {**rest(wire, "content"), "no_content": True}, *known)

@@ -170,8 +170,8 @@ def _call(piece: WireBlock, extra: dict[str, Any], report: Converted) -> dict[st
 
 
 def _response_part(piece: WireBlock, extra: dict[str, Any], report: Converted) -> dict[str, Any]:
-    default_file_name = piece.native.get("no_id") or (piece.call is not None and piece.call.native.get("no_id"))
-    answer: dict[str, Any] = {} if default_file_name else {"id": piece.call_id}
+    has_no_id = piece.native.get("no_id") or (piece.call is not None and piece.call.native.get("no_id"))
+    answer: dict[str, Any] = {} if has_no_id else {"id": piece.call_id}
     answer["name"] = as_text(piece.native.get("name")) or piece.name
     answer["response"] = _response_object(piece)
     parts: list[dict[str, Any]] = []

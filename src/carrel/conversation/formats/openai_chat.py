@@ -20,6 +20,7 @@ from carrel.conversation.formats.turns import (
     media_of,
     native_block,
     parse_object,
+    read_result,
     rest,
     result_blocks,
 )
@@ -31,7 +32,6 @@ from carrel.conversation.messages import (
     meta_of,
     text_block,
     thinking_block,
-    tool_result_block,
     tool_use_block,
 )
 from carrel.conversation.usage import token_counts
@@ -359,11 +359,5 @@ def _read_call(call: dict[str, Any]) -> MessageBlock:
 
 
 def _read_result(wire: dict[str, Any]) -> MessageBlock:
-    content = wire.get("content")
-    inner = _parts(content) if isinstance(content, list) else None
-    block = tool_result_block(
-        tool_use_id=as_text(wire["tool_call_id"]),
-        model_text=join_texts(inner) if inner is not None else as_text(content),
-        content=inner,
-    )
+    block = read_result(wire["tool_call_id"], wire.get("content"), _parts)
     return keep_native(block, NAME, rest(wire, "role", "content", "tool_call_id"))

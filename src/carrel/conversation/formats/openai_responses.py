@@ -12,12 +12,12 @@ from carrel.conversation.formats.turns import (
     arguments_text,
     arrange_turns,
     as_text,
-    join_texts,
     keep_native,
     keep_request_form,
     media_of,
     native_block,
     native_of,
+    read_result,
     rest,
     result_blocks,
     wire_name,
@@ -30,7 +30,6 @@ from carrel.conversation.messages import (
     meta_of,
     text_block,
     thinking_block,
-    tool_result_block,
     tool_use_block,
 )
 from carrel.conversation.usage import token_counts
@@ -435,13 +434,7 @@ def _read_reasoning(item: dict[str, Any]) -> MessageBlock:
 
 
 def _read_result(item: dict[str, Any]) -> MessageBlock:
-    output = item.get("output")
-    inner = _parts(output) if isinstance(output, list) else None
-    block = tool_result_block(
-        tool_use_id=as_text(item["call_id"]),
-        model_text=join_texts(inner) if inner is not None else as_text(output),
-        content=inner,
-    )
+    block = read_result(item["call_id"], item.get("output"), _parts)
     return keep_native(block, NAME, rest(item, "type", "call_id", "output"))
 
 

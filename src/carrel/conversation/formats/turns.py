@@ -4,7 +4,7 @@ import hashlib
 import json
 import keyword
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +16,7 @@ from carrel.conversation.messages import (
     build_message,
     meta_of,
     text_block,
+    tool_result_block,
     tool_result_text,
 )
 
@@ -406,6 +407,19 @@ def result_blocks(piece: WireBlock, provider: str, report: Converted) -> list[Wi
         return parts
     words = [WireBlock(text_block(text), piece.at, piece.maker, {})] if text else []
     return words + [part for part in parts if part.kind != "text"]
+
+
+def read_result(
+    tool_use_id: Any, content: Any, read_parts: Callable[[Any], list[MessageBlock]], *, is_error: bool = False
+) -> MessageBlock:
+    """Read a tool result whose content is a text or a list of parts."""
+    inner = read_parts(content) if isinstance(content, list) else None
+    return tool_result_block(
+        tool_use_id=as_text(tool_use_id),
+        model_text=join_texts(inner) if inner is not None else as_text(content),
+        is_error=is_error,
+        content=inner,
+    )
 
 
 def join_texts(blocks: Iterable[MessageBlock]) -> str:

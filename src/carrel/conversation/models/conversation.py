@@ -13,7 +13,7 @@ from carrel.conversation.messages import SessionMeta
 from carrel.conversation.models.info import DEFAULT_TITLE, SessionInfo, cwd_fields, info_from_meta, meta_fields, now
 from carrel.conversation.models.message import Message, is_openai, message_to_lines, plain_shape, provider_messages
 from carrel.conversation.models.parts import ImagePart
-from carrel.conversation.models.state import ConversationState, read_log, recount_outdated
+from carrel.conversation.models.state import ConversationState, read_log
 from carrel.conversation.store import SessionStore
 from carrel.errors import MessageRefused, SessionNotFound, SessionTooNew
 from carrel.events import Bus, Event, EventType
@@ -182,11 +182,7 @@ class ConversationStorage:
         return conversation
 
     async def _counted(self, meta: SessionMeta) -> SessionMeta:
-        await recount_outdated(self._logs, [meta])
-        if "total_tokens" not in meta:
-            stamp = await self._logs.store.stamp(self._logs.log_key(meta["id"]))
-            await self._logs.reader(meta["id"]).count(meta, stamp)
-        return meta
+        return (await self._logs.counted([meta]))[0]
 
     async def rewind(self, conversation: Conversation, *, to_seq: int) -> Conversation:
         """Go back to what was visible right after an entry of the log; unwritten changes are written first.
@@ -249,7 +245,8 @@ class ConversationStorage:
         return await self._infos(await self.store.children(session_id))
 
     async def _infos(self, metas: list[SessionMeta]) -> list[SessionInfo]:
-        await recount_outdated(self._logs, metas)
+        # Sessions of other programs have no counts and get none: a list would have to read every log.
+        await self._logs.counted(meta for meta in metas if "message_count" in meta or "project_dir" in meta)
         return [info_from_meta(meta) for meta in metas]
 
     async def _write(self, conversation: Conversation, *, is_new: bool = False, recheck: bool = False) -> list[Event]:

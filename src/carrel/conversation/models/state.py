@@ -19,7 +19,6 @@ from carrel.conversation.repository import SessionRepository
 from carrel.conversation.session_state import date_of
 from carrel.conversation.session_writer import any_open
 from carrel.conversation.usage import tokens_of
-from carrel.errors import StorageReadError
 
 logger = logging.getLogger(__name__)
 
@@ -62,20 +61,6 @@ async def read_log(logs: SessionRepository, session_id: str, *, awaits_result: b
         if awaits_result:
             repaired = [(seq, line) for seq, line in repaired if seq or calls.isdisjoint(tool_results_of(line))]
     return ConversationLog(raw, repaired, view.last_seq)
-
-
-async def recount_outdated(logs: SessionRepository, metas: Sequence[SessionMeta]) -> None:
-    """Count messages and tokens again where the log is ahead of its metadata.
-
-    That is so while several processes write, and after a writer was killed. Sessions of other programs have no counts
-    and get none: a list would have to read every log."""
-    ours = [meta for meta in metas if "message_count" in meta or "project_dir" in meta]
-    stamps = await logs.store.stamps([logs.log_key(meta["id"]) for meta in ours])
-    for meta, stamp in zip(ours, stamps, strict=True):
-        try:
-            await logs.reader(meta["id"]).count(meta, stamp)
-        except StorageReadError as problem:
-            logger.warning("session %s: its messages cannot be counted: %s", meta["id"], problem)
 
 
 @dataclass(slots=True)
@@ -330,7 +315,7 @@ class ConversationState:
             part._on_change = message._on_change
 
     def _changed_fields(self, logs: SessionRepository, info: SessionInfo) -> dict[str, Any]:
-        info.title = logs.redacted_text(info.title)
+        info.title = logs.redacted_value(info.title)
         fields = {key: value for key, value in meta_fields(info).items() if value != self._fields.get(key)}
         if "working_dir" in fields:
             fields |= cwd_fields(info.working_dir)
