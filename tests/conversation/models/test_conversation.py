@@ -29,14 +29,26 @@ from carrel.conversation.models.message import Message
 from carrel.conversation.models.parts import TextPart
 from carrel.conversation.store import SessionStore
 from carrel.errors import RewindRefused, SessionExists, SessionIdRefused, SessionNotFound
-from carrel.events import Bus, Event, EventType
+from carrel.events import Bus, Delivery, Event, EventType
 from carrel.storage.memory import MemoryStore
+
+
+class PatientDelivery(Delivery):
+    async def settle(self, timeout: float = 60) -> None:
+        await super().settle(timeout)
+
+
+class PatientBus(Bus):
+    """Waits for handlers longer than a storage usually does, because the machine of a test may be busy."""
+
+    def publish(self, event: Event) -> Delivery:
+        return PatientDelivery(super().publish(event)._calls)
 
 
 @pytest.fixture
 async def storage(tmp_path: Path) -> AsyncIterator[ConversationStorage]:
     async with SessionStore(tmp_path / "sessions", embedder=False) as store:
-        yield ConversationStorage(store, bus=Bus())
+        yield ConversationStorage(store, bus=PatientBus())
 
 
 @pytest.fixture
@@ -1071,6 +1083,7 @@ async def test_an_update_of_a_new_one_publishes_session_updated(storage: Convers
 
 
 async def test_one_who_never_ends_or_raises_does_not_hold_up_the_writer(storage: ConversationStorage) -> None:
+    storage.bus = Bus()
     let_go = asyncio.Event()
     heard: list[str] = []
 
@@ -1087,8 +1100,9 @@ async def test_one_who_never_ends_or_raises_does_not_hold_up_the_writer(storage:
     for n in range(20):
         conversation.create_user_message(str(n))
         await storage.update(conversation)
-    assert heard == [message.id for message in conversation.messages]
     let_go.set()
+    await asyncio.to_thread(storage.bus.drain, 60)
+    assert heard == [message.id for message in conversation.messages]
 
 
 async def test_events_go_to_the_shared_bus_by_default(shared: ConversationStorage) -> None:
@@ -1098,6 +1112,7 @@ async def test_events_go_to_the_shared_bus_by_default(shared: ConversationStorag
     id_ = conversation.id
     await conversation.create_user_message("hi")
     await shared.delete(id_)
+    await asyncio.to_thread(shared.bus.drain, 60)
     unsubscribe()
     assert heard == [
         f"session.created {id_}",
