@@ -464,6 +464,12 @@ async def test_where_we_have_no_permission_every_verb_says_so(public_folder: Pat
     assert await store.get("s/object") == b"old"
 
 
+async def test_a_folder_that_may_not_be_entered_hides_no_other(public_folder: Path) -> None:
+    public_folder.chmod(0o777)
+    output = run("look_beside_a_forbidden_folder", public_folder / "store")
+    assert output == ["['a', 'c']", "['s/a/object', 's/c/object']"]
+
+
 async def test_other_content_of_the_same_size_and_time_has_another_stamp(store: FileStore) -> None:
     await store.put("object", b"one")
     before, file = await store.stamp("object"), store.root / "object"

@@ -159,13 +159,28 @@ async def be_refused(root: Path) -> None:
             say(f"{type(error).__name__}: {error}")
 
 
-async def be_refused_as_another_user(root: Path) -> None:
+async def become_another_user() -> None:
     await asyncio.to_thread(str)  # loads what threads need, while we may still read it
     if os.getuid() == 0:
         os.setgroups([])
         os.setgid(65534)
         os.setuid(65534)
+
+
+async def be_refused_as_another_user(root: Path) -> None:
+    await become_another_user()
     await be_refused(root)
+
+
+async def look_beside_a_forbidden_folder(root: Path) -> None:
+    store = FileStore(root)
+    await become_another_user()
+    for key in ("s/a/object", "s/b/object", "s/c/object"):
+        await store.put(key, b"x")
+    (root / "s/b").chmod(0)
+    say(await store.folders("s"))
+    say(sorted(await store.scan("s", ("object", "other"))))
+    (root / "s/b").chmod(0o700)
 
 
 if __name__ == "__main__":
@@ -179,6 +194,7 @@ if __name__ == "__main__":
         meet_a_full_disk,
         be_refused,
         be_refused_as_another_user,
+        look_beside_a_forbidden_folder,
     ]
     verb = {verb.__name__: verb for verb in verbs}[sys.argv[1]]
     began = verb(Path(sys.argv[2]), *sys.argv[3:])

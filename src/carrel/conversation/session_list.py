@@ -73,7 +73,7 @@ class SessionListing:
         changed += before.keys() - now.keys()
         names = list(dict.fromkeys(key.rsplit("/", 2)[-2] for key in changed))
         if names:
-            found = await self._read(names)
+            found = await self._read(names, now)
             for id_ in names:
                 self._metas.pop(id_, None)
             self._metas |= {id_: meta for id_, (meta, _) in found.items() if meta is not None}
@@ -81,28 +81,28 @@ class SessionListing:
             self._sorted = None
         self._stamps_seen = now
 
-    async def _read(self, names: Iterable[str]) -> dict[str, tuple[SessionMeta | None, int]]:
+    async def _read(self, names: Iterable[str], now: dict[str, Stamp]) -> dict[str, tuple[SessionMeta | None, int]]:
         """Return the metadata of each session and the size of its log; an unreadable session does not affect others."""
         ids = [name for name in names if is_id(name)]
         try:
-            return await self._read_together(ids)
-        except StorageReadError:
-            return {id_: found for id_ in ids for found in [await self._read_alone(id_)]}
-
-    async def _read_alone(self, id_: str) -> tuple[SessionMeta | None, int]:
-        try:
-            return (await self._read_together([id_]))[id_]
+            return await self._read_together(ids, now)
         except StorageReadError as problem:
-            return _unreadable(id_, problem), 0
+            if len(ids) == 1:
+                return {ids[0]: (_unreadable(ids[0], problem), 0)}
+        found: dict[str, tuple[SessionMeta | None, int]] = {}
+        for id_ in ids:
+            found |= await self._read([id_], now)
+        return found
 
-    async def _read_together(self, ids: list[str]) -> dict[str, tuple[SessionMeta | None, int]]:
+    async def _read_together(self, ids: list[str], now: dict[str, Stamp]) -> dict[str, tuple[SessionMeta | None, int]]:
         raws = await self._store.get_many(list(map(self._logs.meta_key, ids)))
-        stamps = await self._store.stamps(list(map(self._logs.log_key, ids)))
+        stamps = [now.get(self._logs.log_key(id_)) for id_ in ids]
         with collector_paused:
             decoded = list(map(self._decoded, ids, raws, stamps))
         found: dict[str, tuple[SessionMeta | None, int]] = {}
         for id_, meta, raw, stamp in zip(ids, decoded, raws, stamps, strict=True):
-            if raw is not None or stamp is not None:
+            # Without metadata, look at the log again: the session may have been deleted since the scan.
+            if raw is not None or (stamp and await self._store.stamp(self._logs.log_key(id_))):
                 meta = await self._listed(id_, meta, stamp)
             found[id_] = meta, stamp.size if stamp else 0
         return found
@@ -142,34 +142,25 @@ class SessionListing:
             logger.warning("not pruned, because a newer carrel wrote them: %s", ", ".join(newer))
         return [meta for meta in old if not is_too_new(meta) and not (keep_labelled and meta.get("labels"))]
 
-    async def traces(self, names: Iterable[str] | None = None) -> list[SessionMeta]:
-        """Return the folders (of these) that contain only a trace, with the time of its last change."""
-        if names is None:
-            # Those that the last list has found have a conversation.
-            names = [name for name in await self._store.folders(self._prefix) if name not in self._metas]
-        ids = [name for name in names if is_id(name)]
-        files = [
-            await self._stamps([f"{self._logs.folder(id_)}/{name}" for id_ in ids])
-            for name in ("meta.json", "messages.jsonl", "trace.jsonl")
-        ]
+    async def traces(self) -> list[SessionMeta]:
+        """Return the folders that contain only a trace, with the time of its last change."""
+        found = await self._store.scan(self._prefix, ("trace.jsonl",))
+        traces = {key.rsplit("/", 2)[-2]: stamp for key, stamp in found.items()}
+        # Those that the last list has found have a conversation.
+        ids = [id_ for id_ in traces if is_id(id_) and id_ not in self._metas]
+        metas = await self._store.stamps(list(map(self._logs.meta_key, ids)))
+        logs = await self._store.stamps(list(map(self._logs.log_key, ids)))
         return [
-            new_meta(id_, now=when_written(trace), title="(only a trace)")
-            for id_, meta, log, trace in zip(ids, *files, strict=True)
-            if trace is not None and meta is None and log is None
+            new_meta(id_, now=when_written(traces[id_]), title="(only a trace)")
+            for id_, meta, log in zip(ids, metas, logs, strict=True)
+            if meta is None and log is None
         ]
-
-    async def _stamps(self, keys: list[str]) -> list[Stamp | None]:
-        """Return the stamp of each key; None also for one that cannot be read."""
-        try:
-            return await self._store.stamps(keys)
-        except StorageReadError:
-            return [None] if len(keys) == 1 else [stamp for key in keys for stamp in await self._stamps([key])]
 
     async def resolve(self, text: str, *, traces: bool) -> str:
         """Return the id for a full id, the beginning of exactly one, or "last"; else raise `SessionNotFound`."""
         ids = await self._store.folders(self._prefix)
         found = [text] if text in ids else [id_ for id_ in ids if text and id_.startswith(text)]
-        only_traced = {meta["id"] for meta in await self.traces(found)}
+        only_traced = {meta["id"] for meta in await self.traces()}
         matching = [id_ for id_ in found if traces or id_ not in only_traced]
         if text == "last" and text not in matching:
             metas = await self.metas()
@@ -182,7 +173,7 @@ class SessionListing:
             raise SessionNotFound(
                 f"{len(matching)} sessions begin with {text!r}: {', '.join(matching[:5])}…; give more of the id"
             )
-        if only_traced:
+        if found:
             raise SessionNotFound(
                 f"session {found[0]} has no messages, only a trace; `carrel sessions delete {found[0]}` removes it"
             )

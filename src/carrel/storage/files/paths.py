@@ -245,12 +245,21 @@ class PathMapper:
             start = f"{prefix}/" if prefix else ""
             for entry in self._entries(self.folder(prefix)):
                 if entry.is_dir(follow_symlinks=False):
-                    for name in names:
-                        self._add_stamp(found, f"{start}{entry.name}/{name}", f"{entry.path}/{name}")
+                    try:
+                        for name in names:
+                            self._add_stamp(found, f"{start}{entry.name}/{name}", f"{entry.path}/{name}")
+                    except StorageReadError as problem:
+                        self._leave_out(entry, problem)
         else:
             for key, path in self._walk(prefix):
                 self._add_stamp(found, key, path)
         return found
+
+    def _leave_out(self, folder: "os.DirEntry[str]", problem: StorageReadError) -> None:
+        """Log a folder that this user may not enter, instead of hiding the others; raise any other problem."""
+        if problem.errno != errno.EACCES:
+            raise problem
+        self._warn(folder.path, "may not be entered by this user (permission denied)")
 
     def _add_stamp(self, found: dict[str, Stamp], key: str, path: str) -> None:
         try:
@@ -271,7 +280,11 @@ class PathMapper:
             if entry.is_dir(follow_symlinks=False):
                 # A file that one folder has is usually in the next one too; then that one need not be listed.
                 if not (likely and os.path.isfile(f"{entry.path}/{likely}")):
-                    found = self.first_key(entry.path)
+                    try:
+                        found = self.first_key(entry.path)
+                    except StorageReadError as problem:
+                        self._leave_out(entry, problem)
+                        continue
                     if found is None:
                         continue
                     likely = found

@@ -60,7 +60,8 @@ class FileStore:
     """Objects and logs below `root`, which is made by the first write.
 
     Folders are 0700 and files 0600. A log is a file of lines; its sequence numbers are its line numbers. Names that
-    begin with a dot are the store's own. Objects are compared and replaced under a lock on their folder."""
+    begin with a dot are the store's own. A folder that this user may not enter is left out of lists of folders and of
+    scans for names, and logged. Objects are compared and replaced under a lock on their folder."""
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
