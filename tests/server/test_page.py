@@ -149,6 +149,7 @@ ACTIVE = re.compile(r"<script(?! src=\"/page.js\" defer>)|<img|<svg onload|href=
 PAGES = ["/", "/?q=question", "/s/hostile", "/s/hostile?at=3", "/s/hostile/tree", "/s/hostile/trace"]
 PAGES += ["/s/hostile/files", "/s/main/tree", "/s/main/variables", "/s/main/variables?from=start&at=c", "/s/main/share"]
 PAGES += ["/s/main/files?at=c", "/s/main/files?from=c", "/s/main/files/gone.py", "/s/main/variables?at=nowhere"]
+PAGES += ["/s/hostile/outline", "/s/hostile?show=calls", "/s/hostile?show=all", "/s/traced/outline"]
 PAGES += ["/?kind=fork", "/?tag=none", "/compare?a=main@start&b=main@c", "/compare?a=main@c&b=hostile@3"]
 PAGES += [
     "/s/hostile/verdicts",
@@ -191,6 +192,9 @@ async def test_a_long_conversation_is_shown_in_windows_from_its_end(page: httpx.
     older = await shown("?before=252")
     assert (older[0], 52 <= older[0] <= 54, older[-1] <= 251) == (older[0], True, True)
     assert 100 in await shown("?at=100")
+    newer = await shown("?after=100")
+    assert (newer[0], newer[-1] <= 300) == (101, True)
+    assert len(await shown("?show=errors")) == 75
     data = (await page.get("/s/hostile", headers={"Accept": "application/json"})).json()
     assert (data["last_seq"], len(data["entries"])) == (451, 200)
 

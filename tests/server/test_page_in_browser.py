@@ -17,6 +17,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright import sync_api
 
 from carrel import SessionStore, user_text_message
+from carrel.conversation.messages import assistant_message, build_message, tool_result_block, tool_use_block
 from tests.server.test_page import write_run, write_sessions
 from tests.support.missing_parts import skip_without
 
@@ -25,6 +26,7 @@ PAGES = ["/enter", "/", "/?q=question", "/s/hostile?at=5", "/s/hostile/tree", "/
 PAGES += ["/s/traced/trace", "/compare?a=hostile@20&b=traced", "/s/hostile/rewind?to=440", "/s/none", "/waiting"]
 PAGES += ["/s/main/variables", "/s/main/variables?from=start&at=c", "/s/main/files?from=start&at=c"]
 PAGES += ["/s/main/share", "/compare?a=main@start&b=main", "/s/main/tree", "/?kind=fork"]
+PAGES += ["/s/hostile/outline", "/s/hostile/outline?from=300", "/s/hostile?show=calls,thinking", "/s/main?show=errors"]
 PAGES += ["/tasks", "/tasks/first", "/tasks/compare?a=first&b=second"]
 
 
@@ -118,25 +120,84 @@ def test_reading_needs_no_script(browser: Any, login: tuple[str, Any]) -> None:
     context.close()
 
 
-def test_new_entries_are_announced_and_do_not_move_the_page(browser: Any, login: tuple[str, Any], base: Path) -> None:
+def append(base: Path, *messages: Any) -> None:
+    """Append messages to the hostile conversation, as another process."""
+
+    async def work() -> None:
+        async with SessionStore(base / "sessions") as store:
+            await store.append_many("hostile", list(messages))
+
+    run_apart(work())
+
+
+def top_of(page: Any, entry: int) -> float:
+    return float(page.evaluate("id => document.getElementById(id).getBoundingClientRect().top", f"entry-{entry}"))
+
+
+def test_new_entries_appear_and_do_not_move_the_page(browser: Any, login: tuple[str, Any], base: Path) -> None:
     url, state = login
     context = browser.new_context(storage_state=state)
+    problems: list[str] = []
+    context.on("console", lambda message: problems.append(message.text))
     pages = [context.new_page() for _ in range(8)]
     for page in pages:
         page.goto(f"{url}/s/hostile")
     page = pages[-1]
     page.bring_to_front()
     assert page.evaluate("scrollY") > 1000, "it opens at its end"
-    page.evaluate("scrollTo({ top: 500, behavior: 'instant' })")
+    page.evaluate("scrollTo({ top: 5000, behavior: 'instant' })")
+    last = int(page.get_attribute(".conversation", "data-last"))
+    # Whatever stands in the middle of the window, below the height that is measured for the first time here.
+    entry = int(
+        page.evaluate("document.elementsFromPoint(400, 300).map(e => e.closest('article')).find(e => e).id.slice(6)")
+    )
+    before = top_of(page, entry)
+    call = tool_use_block(tool_id="new", name="run_code", input={"code": "1"})
+    append(base, *[user_text_message(f"more {number}") for number in range(500)], assistant_message([call]))
+    page.wait_for_selector(f"#entry-{last + 501}", state="attached", timeout=120_000)
+    assert page.inner_text(".live a") == "501 new entries"
+    assert abs(top_of(page, entry) - before) < 1
+    page.locator(".live a").click()
+    assert page.evaluate("location.hash") == f"#entry-{last + 1}"
+    assert page.locator(".live a").is_hidden()
+    # At its end, the page follows; and a call that was open has its result.
+    page.evaluate("document.querySelector('.conversation').scrollIntoView({ behavior: 'instant', block: 'end' })")
+    append(
+        base,
+        build_message("user", [tool_result_block(tool_use_id="new", model_text="one")]),
+        user_text_message("and now"),
+    )
+    page.wait_for_selector(f"#entry-{last + 503}", timeout=60_000)
+    assert page.locator(".live a").is_hidden()
+    assert page.locator(f"#entry-{last + 501} .call.ok").count() == 1
+    # Older ones are put before, in place.
+    oldest = page.locator(".conversation article").first.get_attribute("id")
+    page.evaluate("scrollTo({ top: 300, behavior: 'instant' })")
+    page.get_by_role("link", name="Older entries").focus()
+    place = top_of(page, int(oldest[6:]))
+    page.keyboard.press("Enter")
+    page.wait_for_function("id => document.querySelector('.conversation article').id !== id", arg=oldest)
+    assert abs(top_of(page, int(oldest[6:])) - place) < 1
+    assert page.url == f"{url}/s/hostile#entry-{last + 1}"
+    ids = page.evaluate("[...document.querySelectorAll('.conversation > [id]')].map(e => Number(e.id.slice(6)))")
+    assert ids == sorted(set(ids))
+    assert problems == []
+    context.close()
 
-    async def append() -> None:
-        async with SessionStore(base / "sessions") as store:
-            await store.append_message("hostile", user_text_message("something new"))
 
-    run_apart(append())
-    page.wait_for_selector(".live a:not([hidden])", timeout=60_000)
-    assert page.inner_text(".live a") == "1 new entry"
-    assert page.evaluate("scrollY") == 500
+def test_an_outline_leads_to_an_entry_and_kinds_are_shown_alone(browser: Any, login: tuple[str, Any]) -> None:
+    url, state = login
+    context = browser.new_context(storage_state=state, viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    page.goto(f"{url}/s/hostile?at=5")
+    page.locator(".outline").get_by_role("link", name="question 20").click()
+    assert page.locator("article:target").get_attribute("id") == "entry-61"
+    page.get_by_role("link", name="errors").click()
+    page.wait_for_url("**/s/hostile?show=errors")
+    assert page.locator("article").count() == page.locator(".call.error").count() > 50
+    page.get_by_role("link", name="Outline").click()
+    page.get_by_role("link", name="failed").first.click()
+    page.wait_for_url("**/s/hostile?at=5#entry-5")
     context.close()
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
+from carrel import user_text_message
+from carrel.conversation.export.html_page import items_of
+from carrel.conversation.messages import assistant_message, build_message, text_block, tool_result_block, tool_use_block
+from carrel.conversation.replay import Numbered
+from carrel.server.web.outline import only_kinds, outline_of
 from carrel.server.web.rows import SessionRow
 from carrel.server.web.tree import Node, family_of, lanes_of, ordered, points_of
 from carrel.session import RecordedPoint
+from carrel.wire.verification import Job, VerificationResult
 
 
 def row(id_: str, parent: str = "") -> SessionRow:
@@ -54,3 +61,56 @@ def test_points_and_forks_follow_as_in_the_log() -> None:
 
 def test_lanes_go_on_to_the_next_sibling() -> None:
     assert lanes_of([0, 1, 2, 1]) == [[], [(0, True)], [(0, True), (1, False)], [(0, False)]]
+
+
+def conversation() -> list[Numbered]:
+    """A prompt with two calls, of which the second fails, an answer, a label, and another prompt."""
+    calls = [tool_use_block(tool_id=id_, name=id_, input={}) for id_ in ("look", "edit")]
+    results = [
+        tool_result_block(tool_use_id="look", model_text="seen"),
+        tool_result_block(tool_use_id="edit", model_text="no", is_error=True),
+    ]
+    entries = [
+        user_text_message("repair it"),
+        assistant_message([{"type": "thinking", "text": "hm"}, text_block("I look."), *calls]),
+        build_message("user", results),
+        {"role": "rewind", "meta": {"aside": "label", "at_seq": 2, "text": "good"}},
+        user_text_message("thanks"),
+    ]
+    for minute, entry in enumerate(entries):
+        entry.setdefault("meta", {})["created_at"] = f"2026-01-01T10:0{minute}:00+00:00"  # type: ignore[typeddict-item]
+    return list(enumerate(entries, 1))
+
+
+def test_an_outline_has_prompts_with_their_calls_events_and_verdicts() -> None:
+    moment = datetime(2026, 1, 1, 10, 3, 30, tzinfo=UTC)
+    job = Job(job_id="j", session_id="s", status="completed", created_at=moment, result=VerificationResult())
+    early, late = (
+        job.model_copy(update={"completed_at": moment}),
+        job.model_copy(update={"completed_at": moment.replace(hour=12)}),
+    )
+    lines = outline_of(conversation(), [early, late], is_end=True)
+    assert [(line.kind, line.seq) for line in lines] == [
+        ("prompt", 1),
+        ("event", 2),
+        ("verdict", 0),
+        ("prompt", 5),
+        ("verdict", 0),
+    ]
+    assert [(call.seq, call.name, call.is_error) for call in lines[0].calls] == [(2, "look", False), (2, "edit", True)]
+    assert [line.kind for line in outline_of(conversation()[:3], [late])] == ["prompt"], (
+        "the verdict is of later entries"
+    )
+    assert [line.text for line in outline_of(conversation()[1:2])] == ["Continued"]
+
+
+def test_single_kinds_of_entries_are_shown() -> None:
+    def shown(*kinds: str) -> list[tuple[int, int]]:
+        items = only_kinds(items_of(conversation(), {}), kinds)
+        return [(item.seq, len(item.parts)) for item in items if item.kind == "message"]
+
+    assert shown("prompts") == [(1, 1), (5, 1)]
+    assert shown("calls") == [(2, 2)]
+    assert shown("errors") == [(2, 1)]
+    assert shown("thinking", "answers") == [(2, 2)]
+    assert only_kinds(items_of(conversation()[:1], {}), ["errors"]) == [], "no day without entries"

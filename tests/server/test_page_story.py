@@ -163,9 +163,7 @@ def test_an_approval_a_rewind_and_a_restart(browser: Any, server: ServerProcess)
         server.start()
     with server.client() as client:
         say(client, session, "after the restart")
-        page.wait_for_selector(".live a:not([hidden])", timeout=60_000)
-        page.locator(".live a").click()
-        page.wait_for_selector("text=after the restart")
+        page.wait_for_selector("article >> text=after the restart", timeout=60_000)
     page.close()
 
 

@@ -39,6 +39,10 @@ PAGE_SIZE = 100
 """Sessions on one page of the list."""
 WINDOW = 200
 """Entries of a conversation on one page."""
+FILTERED_WINDOW = 1000
+"""Entries that are looked at for a page that shows some kinds only."""
+OUTLINED = 2000
+"""Entries whose outline is on one page."""
 MAX_COMPARED = 1000
 """Entries of each conversation that are compared, after those in common."""
 _MAX_STEPS = 5000
@@ -191,11 +195,22 @@ class Archive:
             return {"id": session_id, "title": "(only a trace)"}
         return meta or {}
 
-    async def window(self, session_id: str, *, at: int | None = None, before: int | None = None) -> Window:
-        """Return entries around one, or before one, or the last ones."""
+    async def window(
+        self,
+        session_id: str,
+        *,
+        at: int | None = None,
+        before: int | None = None,
+        after: int | None = None,
+        size: int = WINDOW,
+    ) -> Window:
+        """Return entries around one, before one, or after one, or the last ones."""
         last = await self.last_seq(session_id)
-        end = min(last, before - 1 if before is not None else at + WINDOW // 2 if at is not None else last)
-        first = max(1, end - WINDOW + 1)
+        if after is not None:
+            first, end = after + 1, min(last, after + size)
+        else:
+            end = min(last, before - 1 if before is not None else at + size // 2 if at is not None else last)
+            first = max(1, end - size + 1)
         entries: list[Numbered] = []
         if end >= first:
             async for seq, entry in self.conversations.iter_entries(session_id, first):

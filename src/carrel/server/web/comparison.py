@@ -1,4 +1,4 @@
-"""Compare two sessions in conversation, files and tests. Pure."""
+"""Compare two points of one or two sessions in conversation, variables, files and tests."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from carrel.conversation.export import describe_event
 from carrel.conversation.log_entries import note_kind
 from carrel.conversation.messages import ConversationMessage, blocks_of, tool_result_text
+from carrel.conversation.redaction import redact_secrets
 from carrel.conversation.replay import Numbered
-from carrel.session import RecordedDiff, RecordedState, VariableChange
+from carrel.server.web.archive import MAX_COMPARED, Archive, SessionView, differing_entries
+from carrel.server.web.login import Visitor
+from carrel.session import Point, RecordedDiff, RecordedState, VariableChange, compare_variables
 from carrel.text import single_line
 from carrel.wire.answers import WorkspaceDiff
 from carrel.wire.verification import VerificationResult
@@ -138,3 +141,45 @@ def _pair(name: str, a: str | None, b: str | None, *, is_same: bool | None = Non
     if a is None or b is None:
         return Pair("only_b" if a is None else "only_a", name, a, b)
     return Pair("same" if (a == b if is_same is None else is_same) else "differs", name, a, b)
+
+
+# --- two points -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of two points that are compared."""
+
+    archive: Archive
+    session: SessionView
+    point: Point
+    state: RecordedState
+
+    @property
+    def result(self) -> VerificationResult | None:
+        """The last verdict before the point."""
+        for job in reversed(self.session.jobs):
+            ended = job.completed_at.timestamp() if job.completed_at is not None else 0.0
+            if job.result is not None and (self.point.name == "now" or ended <= (self.state.at or 0.0)):
+                return job.result
+        return None
+
+
+async def compare_sides(a: Side, b: Side, visitor: Visitor) -> tuple[dict[str, Any], str]:
+    """Return how two points differ, and the differences of their files as one text."""
+    common, *rest = await differing_entries(a.archive, a.session.id, a.point.seq, b.archive, b.session.id, b.point.seq)
+    if visitor.is_guest:
+        rest = [[(seq, redact_secrets(entry)) for seq, entry in entries] for entries in rest]
+    is_now = a.point.name == b.point.name == "now"
+    diffs = [await side.archive.diff(visitor.user, side.session) for side in (a, b)] if is_now else [None, None]
+    changed = await a.archive.differing_files(a.state, b.state) if a.archive is b.archive else None
+    pairs = file_pairs(a.state, b.state, changed) if changed is not None else []
+    data = {
+        "common": common,
+        "conversation": align_steps(*rest),
+        "variables": variable_pairs(compare_variables(a.state, b.state)),
+        "files": pairs or compare_diffs(*diffs),
+        "tests": compare_tests(a.result, b.result) if visitor.sees_tests else [],
+        "is_complete": max(map(len, rest)) < MAX_COMPARED,
+    }
+    return data, changed.diff if changed is not None else ""

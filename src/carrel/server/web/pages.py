@@ -20,17 +20,23 @@ from carrel.conversation.redaction import redact_secrets
 from carrel.errors import ApprovalNotFound, CarrelError, PointNotFound, ResultsRefused, SessionNotFound
 from carrel.server.routes.datasets import get_nodes
 from carrel.server.session_manager import SessionManager
-from carrel.server.web.archive import MAX_COMPARED, Archive, Runs, SessionView, differing_entries
+from carrel.server.web.archive import (
+    FILTERED_WINDOW,
+    OUTLINED,
+    WINDOW,
+    Archive,
+    Runs,
+    SessionView,
+    Window,
+)
 from carrel.server.web.comparison import (
     ComparedStep,
-    align_steps,
-    compare_diffs,
-    compare_tests,
-    file_pairs,
+    Side,
+    compare_sides,
     step_of,
-    variable_pairs,
 )
 from carrel.server.web.login import COOKIE, SHARE_DAYS, Logins, Visitor, read_form, refuse_foreign
+from carrel.server.web.outline import KINDS, OutlineLine, only_kinds, outline_of
 from carrel.server.web.tree import SHOWN, lanes_of
 from carrel.server.web.views import (
     HEADERS,
@@ -51,7 +57,6 @@ from carrel.tasks import attempts_of, compare, summary_of
 from carrel.text import json_bytes, single_line
 from carrel.wire.answers import ApprovalRecord
 from carrel.wire.requests import MESSAGE_ROLES, AnswerApproval, ForkSession
-from carrel.wire.verification import VerificationResult
 
 FILTERS = ("state", "model", "tag", "kind")
 """Names of query parameters that filter the list."""
@@ -81,25 +86,6 @@ class Between:
         return {"session": self.session, "from": self.first.name, "at": self.last.name, "recorded_at": self.after.at}
 
 
-@dataclass(frozen=True)
-class Side:
-    """One of two points that are compared."""
-
-    archive: Archive
-    session: SessionView
-    point: Point
-    state: RecordedState
-
-    @property
-    def result(self) -> VerificationResult | None:
-        """The last verdict before the point."""
-        for job in reversed(self.session.jobs):
-            ended = job.completed_at.timestamp() if job.completed_at is not None else 0.0
-            if job.result is not None and (self.point.name == "now" or ended <= (self.state.at or 0.0)):
-                return job.result
-        return None
-
-
 def _query(name: str, only: Mapping[str, str]) -> Callable[..., str]:
     """Return a function for links of the list: the address with some parameters changed; None removes one."""
 
@@ -108,6 +94,17 @@ def _query(name: str, only: Mapping[str, str]) -> Callable[..., str]:
         return "/?" + urlencode({key: value for key, value in kept.items() if value is not None})
 
     return address
+
+
+def _shown_to(visitor: Visitor, window: Window) -> Window:
+    """Return entries without secrets for guests."""
+    if not visitor.is_guest:
+        return window
+    return replace(window, entries=[(seq, redact_secrets(entry)) for seq, entry in window.entries])
+
+
+def _outline(session: SessionView, window: Window) -> list[OutlineLine]:
+    return outline_of(window.entries, session.jobs, is_end=window.last == window.last_seq)
 
 
 class Pages:
@@ -132,6 +129,7 @@ class Pages:
         pages: dict[str, Handler] = {
             "/": self._sessions,
             "/s/{id}": self._conversation,
+            "/s/{id}/outline": self._whole_outline,
             "/s/{id}/tree": self._tree,
             "/s/{id}/trace": self._trace,
             "/s/{id}/variables": self._variables,
@@ -253,14 +251,30 @@ class Pages:
 
     async def _conversation(self, request: Request, visitor: Visitor) -> View:
         archive, session = await self._find(request, visitor)
-        at = number_of(request, "at")
-        window = await archive.window(session.id, at=at, before=number_of(request, "before"))
-        if visitor.is_guest:
-            window = replace(window, entries=[(seq, redact_secrets(entry)) for seq, entry in window.entries])
+        kinds = [kind for kind in request.query_params.get("show", "").split(",") if kind]
+        if unknown := [kind for kind in kinds if kind not in KINDS]:
+            raise HTTPException(422, f"show: {single_line(unknown[0])[:100]!r} is none of {', '.join(KINDS)}")
+        at, before, after = number_of(request, "at"), number_of(request, "before"), number_of(request, "after", 0)
+        # Of single kinds there is less to show, so more entries are looked at.
+        size = FILTERED_WINDOW if kinds else WINDOW
+        window = await archive.window(session.id, at=at, before=before, after=after, size=size)
+        window = _shown_to(visitor, window)
         items = items_of([(seq, shortened(entry)) for seq, entry in window.entries], session.meta)
-        view = {"session": session, "tab": "conversation", "items": items, "window": window, "at": at}
+        view = {"session": session, "tab": "conversation", "window": window, "kinds": kinds, "all_kinds": KINDS}
+        view["items"] = only_kinds(items, kinds) if kinds else items
+        view["lines"] = _outline(session, window)
         entries = [{"seq": seq, "entry": entry} for seq, entry in window.entries]
         return View("conversation", view, {"session": session, "last_seq": window.last_seq, "entries": entries})
+
+    async def _whole_outline(self, request: Request, visitor: Visitor) -> View:
+        """The turns of a conversation with their calls, events and verdicts."""
+        archive, session = await self._find(request, visitor)
+        start = number_of(request, "from") or 1
+        window = _shown_to(visitor, await archive.window(session.id, after=start - 1, size=OUTLINED))
+        lines = _outline(session, window)
+        data = {"session": session, "from": start, "last_seq": window.last_seq, "outline": lines}
+        view = {"session": session, "tab": "outline", "window": window, "lines": lines, "size": OUTLINED}
+        return View("outline", view, data)
 
     async def _tree(self, request: Request, visitor: Visitor) -> View:
         archive, session = await self._find(request, visitor)
@@ -372,27 +386,11 @@ class Pages:
             point, state = await archive.state(visitor.user, session.id, at or "now")
             sides.append(Side(archive, session, point, state))
         a, b = sides
-        common, *rest = await differing_entries(
-            a.archive, a.session.id, a.point.seq, b.archive, b.session.id, b.point.seq
-        )
-        if visitor.is_guest:
-            rest = [[(seq, redact_secrets(entry)) for seq, entry in entries] for entries in rest]
+        data, diff = await compare_sides(a, b, visitor)
         results = [side.result for side in sides]
-        is_now = a.point.name == b.point.name == "now"
-        diffs = [await side.archive.diff(visitor.user, side.session) for side in sides] if is_now else [None, None]
-        changed = await a.archive.differing_files(a.state, b.state) if a.archive is b.archive else None
-        pairs = file_pairs(a.state, b.state, changed) if changed is not None else []
-        data = {
-            "common": common,
-            "conversation": align_steps(*rest),
-            "variables": variable_pairs(compare_variables(a.state, b.state)),
-            "files": pairs or compare_diffs(*diffs),
-            "tests": compare_tests(*results) if visitor.sees_tests else [],
-            "is_complete": max(map(len, rest)) < MAX_COMPARED,
-        }
-        view = {"a": a, "b": b, "results": results, **data, "lines": diff_lines(changed.diff) if changed else []}
+        view = {"a": a, "b": b, "results": results, **data, "lines": diff_lines(diff)}
         rows = [{**vars(side.session.row), "point": side.point.name} for side in sides]
-        return View("compare", view, {"a": rows[0], "b": rows[1], **data, "diff": changed.diff if changed else ""})
+        return View("compare", view, {"a": rows[0], "b": rows[1], **data, "diff": diff})
 
     # --- runs of tasks ----------------------------------------------------------------------------------------------
 

@@ -52,12 +52,12 @@ def problem_view(text: str) -> View:
     return View("problem", {"text": text}, {"detail": text})
 
 
-def number_of(request: Request, name: str) -> int | None:
+def number_of(request: Request, name: str, least: int = 1) -> int | None:
     text = request.query_params.get(name, "")
     if not text:
         return None
-    if not text.isascii() or not text.isdigit() or len(text) > 15 or int(text) < 1:
-        raise HTTPException(422, f"{name}: {single_line(text)[:100]!r} is not a number from 1")
+    if not text.isascii() or not text.isdigit() or len(text) > 15 or int(text) < least:
+        raise HTTPException(422, f"{name}: {single_line(text)[:100]!r} is not a number from {least}")
     return int(text)
 
 
