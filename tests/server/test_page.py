@@ -110,8 +110,14 @@ def write_run(runs: Path, name: str, outcomes: dict[str, list[str]]) -> None:
         for sample, found in outcomes.items():
             for attempt, outcome in enumerate(found, 1):
                 verdict: dict[str, Any] = {"outcome": outcome, "is_success": outcome == "solved"}
+                tests = {"passes" if outcome == "solved" else "failures": [{"name": "t"}]}
                 result = TaskResult(
-                    dataset="d", sample_id=sample, attempt=attempt, started_at=now, verdict=verdict, **verdict
+                    dataset="d",
+                    sample_id=sample,
+                    attempt=attempt,
+                    started_at=now,
+                    verdict=VerificationResult(**verdict, **tests),
+                    **verdict,
                 )
                 file.write(result.model_dump_json() + "\n")
 
@@ -135,8 +141,9 @@ async def page(base: Path) -> AsyncIterator[httpx.AsyncClient]:
 async def logged_in_to(base: Path) -> AsyncIterator[httpx.AsyncClient]:
     """The page of a base folder, logged in."""
     logins = Logins(MemoryStore(), None, may_act=True)
-    archive = Archive(FileStorage(base))
-    app = Starlette(routes=Pages({"local": archive}, logins, host="127.0.0.1", runs=Runs(base / "runs")).routes())
+    runs = Runs(base / "runs")
+    archive = Archive(FileStorage(base), runs=runs)
+    app = Starlette(routes=Pages({"local": archive}, logins, host="127.0.0.1", runs=runs).routes())
     url = "http://127.0.0.1"
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=url, headers={"Origin": url}) as client:
         entered = await client.post("/enter", data={"key": await logins.new_link()})
@@ -157,6 +164,8 @@ PAGES += [
     "/s/traced/trace",
     "/tasks",
     "/tasks/first",
+    "/tasks/first/a",
+    "/tasks/first/none",
     "/tasks/compare?a=first&b=second",
 ]
 PAGES += [
@@ -227,6 +236,9 @@ async def test_lists_trees_traces_and_runs(page: httpx.AsyncClient) -> None:
     assert [(step["kind"], step["depth"]) for step in steps] == [("run", 0), ("call", 1)]
     run = (await page.get("/tasks/first")).text
     assert run.count("flaky") == 1
+    assert "pass@2" in run
+    sample = (await page.get("/tasks/first/a", headers={"Accept": "application/json"})).json()
+    assert sample["tests"] == [["t", ["passed", "failed"]]]
     compared = (await page.get("/tasks/compare?a=first&b=second", headers={"Accept": "application/json"})).json()
     assert compared["comparison"]["better"] == ["a"]
 

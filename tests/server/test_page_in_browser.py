@@ -27,7 +27,7 @@ PAGES += ["/s/traced/trace", "/compare?a=hostile@20&b=traced", "/s/hostile/rewin
 PAGES += ["/s/main/variables", "/s/main/variables?from=start&at=c", "/s/main/files?from=start&at=c"]
 PAGES += ["/s/main/share", "/compare?a=main@start&b=main", "/s/main/tree", "/?kind=fork"]
 PAGES += ["/s/hostile/outline", "/s/hostile/outline?from=300", "/s/hostile?show=calls,thinking", "/s/main?show=errors"]
-PAGES += ["/tasks", "/tasks/first", "/tasks/compare?a=first&b=second"]
+PAGES += ["/tasks", "/tasks/first", "/tasks/first/a", "/tasks/compare?a=first&b=second"]
 
 
 def run_apart(work: Coroutine[Any, Any, None]) -> None:

@@ -12,7 +12,9 @@ from carrel.conversation.replay import Numbered
 from carrel.server.web.outline import only_kinds, outline_of
 from carrel.server.web.rows import SessionRow
 from carrel.server.web.tree import Node, family_of, lanes_of, ordered, points_of
+from carrel.server.web.views import bars
 from carrel.session import RecordedPoint
+from carrel.wire.answers import CheckpointRecord
 from carrel.wire.verification import Job, VerificationResult
 
 
@@ -38,7 +40,8 @@ def test_a_family_has_ancestors_and_all_forks() -> None:
 def test_points_and_forks_follow_as_in_the_log() -> None:
     checkpoints = [RecordedPoint("c1", "before", 4, 1.0, 2, 1), RecordedPoint("c2", "", 8, 2.0, 3, 1)]
     labels = {"labels": [{"text": "good", "at_seq": 6}]}
-    points = points_of(row("a"), labels, checkpoints, {"c2"}, 1)
+    live = [CheckpointRecord(id=id_, made_at=datetime.now(UTC)) for id_ in ("c2", "unrecorded")]
+    points = points_of(Node(0, "session", row("a")), labels, checkpoints, live)
     sessions = [
         Node(0, "session", row("a")),
         Node(1, "session", row("b", "a"), 4),
@@ -52,9 +55,10 @@ def test_points_and_forks_follow_as_in_the_log() -> None:
         ("session", "c"),
         ("label", "good"),
         ("checkpoint", "c2"),
+        ("checkpoint", "unrecorded"),
     ]
-    assert [node.is_live for node in nodes if node.kind == "checkpoint"] == [False, True]
-    assert [node.point for node in nodes if node.kind != "session"] == ["c1", "6", "c2"]
+    assert [node.is_live for node in nodes if node.kind == "checkpoint"] == [False, True, True]
+    assert [node.point for node in nodes if node.kind != "session"] == ["c1", "6", "c2", "unrecorded"]
     circle = [Node(0, "session", row("a", "b")), Node(1, "session", row("b", "a"))]
     assert [node.session.id for node in ordered(circle, {})] == ["a", "b"]
 
@@ -78,7 +82,7 @@ def conversation() -> list[Numbered]:
         user_text_message("thanks"),
     ]
     for minute, entry in enumerate(entries):
-        entry.setdefault("meta", {})["created_at"] = f"2026-01-01T10:0{minute}:00+00:00"  # type: ignore[typeddict-item]
+        entry.setdefault("meta", {})["created_at"] = f"2026-01-01T10:0{minute}:00+00:00"
     return list(enumerate(entries, 1))
 
 
@@ -114,3 +118,15 @@ def test_single_kinds_of_entries_are_shown() -> None:
     assert shown("errors") == [(2, 1)]
     assert shown("thinking", "answers") == [(2, 2)]
     assert only_kinds(items_of(conversation()[:1], {}), ["errors"]) == [], "no day without entries"
+
+
+def test_long_pauses_are_cut_from_the_axis_and_named() -> None:
+    def step(start: str, seconds: float) -> dict[str, Any]:
+        return {"started_at": f"2026-01-01T{start}+00:00", "duration": seconds}
+
+    steps = [step("10:00:00", 10), step("10:00:11", 10), step("12:00:21", 10), {"started_at": "", "duration": None}]
+    places = bars(steps)
+    assert [pause for _, _, pause in places] == ["", "", "2 hours", ""]
+    starts = [round(start) for start, _, _ in places]
+    assert starts == [0, 34, 69, 69], "30 seconds of work, and a second for each pause"
+    assert bars([]) == []

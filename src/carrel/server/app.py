@@ -139,11 +139,12 @@ async def _listen(
 async def serve_page(base: Path, port: int, on_listening: Callable[[str], None]) -> None:
     """Serve the web page of a base folder on this machine until a signal; `on_listening` gets a link that logs in."""
     host = "127.0.0.1"
-    archives = {"local": Archive(FileStorage(base))}
+    runs = Runs(base / "runs")
+    archives = {"local": Archive(FileStorage(base), runs=runs)}
     if (base / "server").is_dir():
         archives["server"] = Archive(FileStorage(base / "server"))
     logins = Logins(MemoryStore(), None, may_act=True)
-    app = Starlette(routes=Pages(archives, logins, host=host, runs=Runs(base / "runs")).routes())
+    app = Starlette(routes=Pages(archives, logins, host=host, runs=runs).routes())
     app.add_middleware(EdgeMiddleware, metrics=Metrics())
     with bind(host, port) as bound:
         link = f"{url_of(bound, host)}/enter#{await logins.new_link()}"

@@ -6,7 +6,8 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,7 +18,7 @@ from carrel.errors import ResultsRefused, SessionNotFound
 from carrel.server.records import RecordStore
 from carrel.server.session_manager import SessionManager
 from carrel.server.web.rows import SessionRow, count_facets, facets_of, row_of, state_of, title_of
-from carrel.server.web.tree import SHOWN, Node, family_of, ordered, points_of
+from carrel.server.web.tree import SHOWN, Node, family_of, forked_at, ordered, points_of
 from carrel.session import (
     Point,
     RecordedDiff,
@@ -32,7 +33,7 @@ from carrel.session import (
     store_of,
 )
 from carrel.tasks import RunFolder, RunInfo, TaskResult
-from carrel.wire.answers import SessionRecord, SessionStatus, TraceRecord, WorkspaceDiff
+from carrel.wire.answers import CheckpointRecord, SessionRecord, SessionStatus, TraceRecord, WorkspaceDiff
 from carrel.wire.verification import Job
 
 PAGE_SIZE = 100
@@ -111,8 +112,12 @@ class Listing:
 class Archive:
     """The sessions in one storage. With `manager`, also what only a running server knows."""
 
-    def __init__(self, storage: StorageBackend, manager: SessionManager | None = None) -> None:
+    def __init__(
+        self, storage: StorageBackend, manager: SessionManager | None = None, runs: Runs | None = None
+    ) -> None:
+        """With `runs`, their verdicts are those of the sessions of their attempts."""
         self.storage = storage
+        self._runs = runs
         self.conversations = storage.get_session_store()
         self.records = manager.records if manager is not None else RecordStore(storage.store)
         self.manager = manager
@@ -125,7 +130,7 @@ class Archive:
         if user is not None:
             status: Any = only.get("state") or None
             found = await self.records.list_sessions(user, status, page=number, page_size=PAGE_SIZE, cursor=None)
-            rows = [await self._row_of(each, await self._meta(each.session_id)) for each in found.sessions]
+            rows = [await self._row_of(each, await self._meta(each.session_id), {}) for each in found.sessions]
             return SessionPage(rows, found.has_more, {"state": await self._states_of(user)})
         listing = await self._listing()
         kept = listing.metas
@@ -133,7 +138,8 @@ class Archive:
             kept = [meta for meta in kept if all(value in facets_of(meta).get(key, ()) for key, value in only.items())]
         shown = await self.conversations.counted(kept[(number - 1) * PAGE_SIZE : number * PAGE_SIZE])
         records = await self.records.get_sessions([meta["id"] for meta in shown])
-        rows = [await self._row_of(records.get(meta["id"]), meta) for meta in shown]
+        attempts = await self._attempts()
+        rows = [await self._row_of(records.get(meta["id"]), meta, attempts) for meta in shown]
         return SessionPage(rows, number * PAGE_SIZE < len(kept), listing.counts)
 
     async def _listing(self) -> Listing:
@@ -157,8 +163,15 @@ class Archive:
             counts[status] = found.total_count
         return {status: count for status, count in counts.items() if count}
 
-    async def _row_of(self, record: SessionRecord | None, meta: Mapping[str, Any]) -> SessionRow:
+    async def _attempts(self) -> Mapping[str, JudgedAttempt]:
+        return await self._runs.attempts() if self._runs is not None else {}
+
+    async def _row_of(
+        self, record: SessionRecord | None, meta: Mapping[str, Any], attempts: Mapping[str, JudgedAttempt]
+    ) -> SessionRow:
         row = row_of(record.session_id if record is not None else meta["id"], meta, record)
+        if (found := attempts.get(row.id)) is not None:
+            return replace(row, title=found.title, outcome=str(found.job.outcome))
         if record is None or not record.dataset:
             return row
         jobs = [each for each in await self.records.operations(record.session_id) if isinstance(each, Job)]
@@ -187,7 +200,10 @@ class Archive:
         if record is None and not meta:
             raise SessionNotFound(f"there is no session {session_id!r}")
         operations = await self.records.operations(session_id) if record is not None else []
-        return SessionView(session_id, meta, record, [each for each in operations if isinstance(each, Job)])
+        jobs = [each for each in operations if isinstance(each, Job)]
+        if (found := (await self._attempts()).get(session_id)) is not None:
+            return SessionView(session_id, {**meta, "title": found.title}, record, [*jobs, found.job])
+        return SessionView(session_id, meta, record, jobs)
 
     async def _meta(self, session_id: str) -> Mapping[str, Any]:
         meta: Mapping[str, Any] | None = await self.conversations.find_meta(session_id)
@@ -256,21 +272,25 @@ class Archive:
         ids = [meta["id"] for _, meta in shown]
         if user is None:
             records = await self.records.get_sessions(ids)
+        attempts = await self._attempts()
+        sessions = [
+            Node(depth, "session", await self._row_of(records.get(meta["id"]), meta, attempts), forked_at(meta))
+            for depth, meta in shown
+        ]
+        live = {node.session.id: await self._live_checkpoints(user, node.session) for node in sessions}
         stamps = await store_of(self.storage).stamps([f"sessions/{id_}/states.jsonl" for id_ in ids])
-        sessions, points = [], {}
-        for (depth, meta), stamp in zip(shown, stamps, strict=True):
-            row = await self._row_of(records.get(meta["id"]), meta)
-            sessions.append(Node(depth, "session", row, int(meta.get("forked_at_seq") or 0)))
-            checkpoints = await recorded_checkpoints(store_of(self.storage), row.id) if stamp is not None else []
-            live = await self._live_checkpoints(user, row) if checkpoints else ()
-            points[row.id] = points_of(row, meta, checkpoints, live, depth + 1)
+        points = {}
+        for node, (_, meta), stamp in zip(sessions, shown, stamps, strict=True):
+            recorded = await self.points(node.session.id) if stamp is not None else []
+            points[node.session.id] = points_of(node, meta, recorded, live[node.session.id])
         return ordered(sessions, points), first, len(family)
 
-    async def _live_checkpoints(self, user: str | None, row: SessionRow) -> set[str]:
-        """Return the ids of the checkpoints to which a session can be taken back."""
+    async def _live_checkpoints(self, user: str | None, row: SessionRow) -> list[CheckpointRecord]:
+        """Return the checkpoints to which a session can be taken back."""
         if self.manager is None or user is None or row.state != "ready":
-            return set()
-        return {point.id for point in await self.manager.checkpoints(user, row.id)}
+            return []
+        await self.manager.flush_trace(row.id)
+        return await self.manager.checkpoints(user, row.id)
 
     async def trace(self, user: str | None, session_id: str) -> list[tuple[int, TraceRecord]]:
         """Return the steps of a session, each with its depth: a call stands below the run that made it."""
@@ -340,10 +360,39 @@ async def differing_entries(
 
 
 @dataclass(frozen=True)
+class JudgedAttempt:
+    """What a run knows of the session of an attempt."""
+
+    title: str
+    job: Job
+
+
+@dataclass(frozen=True)
 class Runs:
     """The runs of tasks in a folder."""
 
     folder: Path
+    _read: dict[str, tuple[float, dict[str, JudgedAttempt]]] = field(default_factory=dict)
+    """For each run, when its results were changed, and what they say, by session."""
+
+    async def attempts(self) -> dict[str, JudgedAttempt]:
+        """Return what the runs know of sessions, by their ids."""
+        return await asyncio.to_thread(self._attempts)
+
+    def _attempts(self) -> dict[str, JudgedAttempt]:
+        found: dict[str, JudgedAttempt] = {}
+        for path in self.folder.glob("*/results.jsonl"):
+            changed = path.stat().st_mtime
+            name, (read_at, known) = path.parent.name, self._read.get(path.parent.name, (0.0, {}))
+            if read_at != changed:
+                try:
+                    results = RunFolder(path.parent).read_results()
+                except ResultsRefused:
+                    continue
+                known = {each.session_id: _judged(name, each) for each in results if each.session_id}
+                self._read[name] = changed, known
+            found |= known
+        return found
 
     async def all(self) -> list[tuple[str, RunInfo]]:
         """Return the runs, newest first; one that cannot be read is left out."""
@@ -364,3 +413,16 @@ class Runs:
             raise ResultsRefused(f"there is no run {name!r}")
         run = RunFolder(self.folder / name)
         return await asyncio.to_thread(run.read_info), await asyncio.to_thread(run.read_results)
+
+
+def _judged(run: str, result: TaskResult) -> JudgedAttempt:
+    job = Job(
+        job_id=run,
+        session_id=result.session_id,
+        sample_id=result.sample_id,
+        status="completed",
+        created_at=result.started_at,
+        completed_at=result.started_at + timedelta(seconds=result.seconds),
+        result=result.verdict,
+    )
+    return JudgedAttempt(f"{result.dataset} / {result.sample_id}, attempt {result.attempt}", job)

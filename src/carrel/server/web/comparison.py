@@ -60,7 +60,8 @@ def step_of(seq: int, entry: ConversationMessage) -> ComparedStep:
             case other:
                 parts.append(f"[{other}]")
     text = describe_event(seq, entry) or " · ".join(part[: 2 * _BRIEF] for part in parts)
-    return ComparedStep(seq, str(entry.get("role") or ""), single_line(text)[:_BRIEF])
+    is_result = bool(blocks_of(entry)) and all(block.get("type") == "tool_result" for block in blocks_of(entry))
+    return ComparedStep(seq, "result" if is_result else str(entry.get("role") or ""), single_line(text)[:_BRIEF])
 
 
 def align_steps(a: Sequence[Numbered], b: Sequence[Numbered]) -> list[Pair]:
@@ -124,13 +125,14 @@ def _hunks(diff: str) -> dict[str, str]:
 
 def compare_tests(a: VerificationResult | None, b: VerificationResult | None) -> list[Pair]:
     """Return the tests of two verdicts; those that differ come first."""
-    outcomes = [_outcomes(result) for result in (a, b)]
+    outcomes = [test_outcomes(result) for result in (a, b)]
     names = sorted({*outcomes[0], *outcomes[1]})
     pairs = [_pair(name, outcomes[0].get(name), outcomes[1].get(name)) for name in names]
     return sorted(pairs, key=lambda pair: pair.kind == "same")
 
 
-def _outcomes(result: VerificationResult | None) -> dict[str, str]:
+def test_outcomes(result: VerificationResult | None) -> dict[str, str]:
+    """Return passed, failed or skipped for each test."""
     if result is None:
         return {}
     kinds = (("passed", result.passes), ("failed", result.failures), ("skipped", result.skips))

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from typing import Any
 from urllib.parse import urlencode
 
@@ -34,6 +35,7 @@ from carrel.server.web.comparison import (
     Side,
     compare_sides,
     step_of,
+    test_outcomes,
 )
 from carrel.server.web.login import COOKIE, SHARE_DAYS, Logins, Visitor, read_form, refuse_foreign
 from carrel.server.web.outline import KINDS, OutlineLine, only_kinds, outline_of
@@ -144,6 +146,7 @@ class Pages:
             "/tasks": self._all_runs,
             "/tasks/compare": self._compare_runs,
             "/tasks/{run}": self._run,
+            "/tasks/{run}/{sample:path}": self._sample,
             "/waiting": self._waiting,
             "/nodes": self._nodes,
         }
@@ -301,12 +304,13 @@ class Pages:
         else:
             after = number_of(request, "to") or 0
             steps = [step_of(*each) async for each in archive.entries(session.id) if each[0] > after]
-            undone = [step for step in steps if step.role in MESSAGE_ROLES]
+            undone = [step for step in steps if step.role in (*MESSAGE_ROLES, "result")]
         _, then = await archive.state(visitor.user, session.id, to)
         _, now = await archive.state(visitor.user, session.id, "now")
         changed = [each for each in compare_variables(then, now) if each.kind not in ("same", "perhaps")]
         diff = await archive.differing_files(then, now)
         shown = {"session": session, "to": to, "undone": undone, "variables": changed, "files": diff}
+        shown["name"] = f"entry {to}" if visitor.user is None else to
         return View("rewind", {**shown, "tab": "rewind", "lines": diff_lines(diff.diff)}, shown)
 
     async def _trace(self, request: Request, visitor: Visitor) -> View:
@@ -414,6 +418,19 @@ class Pages:
         summary = summary_of(results, info.attempts)
         view = {"name": name, "info": info, "cells": cells, "flaky": flaky, "summary": summary}
         return View("run", view, {"name": name, "run": info, "summary": summary, "results": results})
+
+    async def _sample(self, request: Request, visitor: Visitor) -> View:
+        """The attempts at a sample: which test passed in which."""
+        name, sample = request.path_params["run"], request.path_params["sample"]
+        _, results = await self._shown_runs(visitor).one(name)
+        attempts = sorted((each for each in results if each.sample_id == sample), key=lambda each: each.attempt)
+        if not attempts:
+            raise HTTPException(404, f"run {name!r} has no attempt at {single_line(sample)[:100]!r}")
+        outcomes = [test_outcomes(each.verdict) for each in attempts]
+        rows = [(test, [of.get(test, "") for of in outcomes]) for test in sorted({*chain(*outcomes)})]
+        rows.sort(key=lambda row: len(set(row[1])) == 1)
+        data = {"run": name, "sample": sample, "attempts": attempts, "tests": rows}
+        return View("sample", data, data)
 
     async def _compare_runs(self, request: Request, visitor: Visitor) -> View:
         names = [request.query_params.get(name, "") for name in ("a", "b")]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from carrel.server.web.rows import SessionRow
 from carrel.session import RecordedPoint
+from carrel.wire.answers import CheckpointRecord
 
 SHOWN = 200
 """Sessions on one page of a tree."""
@@ -24,7 +26,7 @@ class Node:
     kind: Literal["session", "checkpoint", "label"]
     session: SessionRow
     seq: int = 0
-    """The entry at which the point is, or after which the session was forked."""
+    """The entry at which the point is, or after which the session was forked; 0 if it is not known."""
     name: str = ""
     point: str = ""
     """How addresses name the point."""
@@ -41,7 +43,7 @@ def family_of(metas: Mapping[str, Mapping[str, Any]], session_id: str) -> list[t
         root = str(parent)
         seen.add(root)
     children: dict[str, list[Mapping[str, Any]]] = {}
-    for meta in sorted(metas.values(), key=lambda meta: (meta.get("forked_at_seq") or 0, str(meta.get("created_at")))):
+    for meta in sorted(metas.values(), key=lambda meta: (forked_at(meta), str(meta.get("created_at")))):
         children.setdefault(str(meta.get("parent_session_id")), []).append(meta)
     found: list[tuple[int, Mapping[str, Any]]] = []
     waiting: list[tuple[int, Mapping[str, Any]]] = [(0, metas.get(root, {"id": root}))]
@@ -52,14 +54,27 @@ def family_of(metas: Mapping[str, Mapping[str, Any]], session_id: str) -> list[t
     return found
 
 
+def forked_at(meta: Mapping[str, Any]) -> int:
+    """Return the entry after which a session was forked; 0 if it was not."""
+    return int(meta.get("forked_at_seq") or 0)
+
+
 def points_of(
-    row: SessionRow, meta: Mapping[str, Any], checkpoints: Sequence[RecordedPoint], live: Collection[str], depth: int
+    session: Node,
+    meta: Mapping[str, Any],
+    recorded: Sequence[RecordedPoint],
+    live: Sequence[CheckpointRecord],
 ) -> list[Node]:
     """Return the checkpoints and labels of a session as nodes."""
+    depth, row = session.depth + 1, session.session
+    ids = {point.id for point in live}
     nodes = [
-        Node(depth, "checkpoint", row, p.seq, p.label or p.id, p.id, p.variables, p.files, p.id in live)
-        for p in checkpoints
+        Node(depth, "checkpoint", row, p.seq, p.label or p.id, p.id, p.variables, p.files, p.id in ids)
+        for p in recorded
     ]
+    # Without recording, it is not known where a checkpoint is in the log.
+    unrecorded = [point for point in live if point.id not in {each.id for each in recorded}]
+    nodes += [Node(depth, "checkpoint", row, 0, p.label or p.id, p.id, is_live=True) for p in unrecorded]
     for label in meta.get("labels") or ():
         nodes.append(Node(depth, "label", row, int(label["at_seq"]), str(label["text"]), str(label["at_seq"])))
     return nodes
@@ -74,7 +89,7 @@ def ordered(sessions: Sequence[Node], points: Mapping[str, Sequence[Node]]) -> l
         (below[node.session.parent] if index and node.session.parent in ids else roots).append(node)
     for session_id, nodes in points.items():
         # A fork stands after the point at which it was made.
-        below[session_id] = sorted([*nodes, *below[session_id]], key=lambda node: node.seq)
+        below[session_id] = sorted([*nodes, *below[session_id]], key=lambda node: node.seq or math.inf)
     found: list[Node] = []
     waiting = roots[::-1]
     while waiting:

@@ -141,11 +141,15 @@ def _age(value: object) -> str:
     moment = parse_time(value)
     if moment is None:
         return ""
-    seconds = max(0, int((datetime.now(UTC) - moment).total_seconds()))
-    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
-        if (count := seconds // length) > 0:
-            return f"{count} {unit}{'s' if count > 1 else ''} ago"
-    return "just now"
+    seconds = (datetime.now(UTC) - moment).total_seconds()
+    return f"{_duration(seconds)} ago" if seconds >= 60 else "just now"
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1)):
+        if (count := int(seconds) // length) > 0:
+            return f"{count} {unit}{'s' if count > 1 else ''}"
+    return "a moment"
 
 
 def shortened(value: Any) -> Any:
@@ -179,21 +183,31 @@ def diff_lines(diff: str) -> list[tuple[str, str]]:
     ]
 
 
-def bars(steps: list[dict[str, Any]]) -> list[tuple[float, float]]:
-    """Return where each step begins on the time axis and how long it is, in percent."""
-    starts = [parse_time(step.get("started_at")) for step in steps]
-    known = [start.timestamp() for start in starts if start is not None]
-    if not known:
-        return [(0.0, 0.0)] * len(steps)
-    first = min(known)
-    ends = [s.timestamp() + float(step.get("duration") or 0) for s, step in zip(starts, steps, strict=True) if s]
-    whole = max(max(ends) - first, 0.001)
-    return [
-        (100 * (start.timestamp() - first) / whole, max(0.3, 100 * float(step.get("duration") or 0) / whole))
-        if start is not None
-        else (0.0, 0.0)
-        for start, step in zip(starts, steps, strict=True)
-    ]
+_SHOWN_PAUSE = 0.05
+"""What part of the time of all steps is shown of a longer pause between them."""
+
+
+def bars(steps: list[dict[str, Any]]) -> list[tuple[float, float, str]]:
+    """Return for each step where it begins on the axis and how long it is, in percent, and the pause before it.
+
+    Long pauses, in which nothing ran, are cut from the axis and named."""
+    spans: list[tuple[float, float]] = []
+    for step in steps:
+        start = parse_time(step.get("started_at"))
+        begin = start.timestamp() if start is not None else spans[-1][0] if spans else 0.0
+        spans.append((begin, begin + float(step.get("duration") or 0)))
+    shown = max(1.0, _SHOWN_PAUSE * sum(end - begin for begin, end in spans))
+    cut, reached = 0.0, spans[0][1] if spans else 0.0
+    places: list[tuple[float, float, str]] = []
+    for begin, end in spans:
+        pause = begin - reached
+        is_cut = pause > 2 * shown
+        cut += pause - shown if is_cut else 0.0
+        reached = max(reached, end)
+        places.append((begin - cut, end - begin, _duration(pause) if is_cut else ""))
+    first = places[0][0] if places else 0.0
+    whole = max((begin + length for begin, length, _ in places), default=0.0) - first or 0.001
+    return [(100 * (begin - first) / whole, max(0.3, 100 * length / whole), pause) for begin, length, pause in places]
 
 
 @lru_cache(maxsize=2)
