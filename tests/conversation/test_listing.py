@@ -57,6 +57,16 @@ async def backend() -> BadSectors:
     return backend
 
 
+@pytest.mark.parametrize("file", ["meta.json", "messages.jsonl"])
+async def test_a_session_that_cannot_be_read_fails_neither_a_search_nor_a_list_of_conversations(
+    backend: BadSectors, file: str
+):
+    backend.bad = {f"a/{file}"}
+    async with SessionStore(store=backend, embedder=False) as store:
+        assert [hit.session_id for hit in await store.search("b")] == ["b"]
+        assert [conversation.id for conversation in await ConversationStorage(store).list()] == ["b"]
+
+
 @pytest.mark.parametrize("meta", [b"[]", b"", None])
 async def test_a_log_that_cannot_be_read_hides_no_other_session(backend: BadSectors, meta: bytes | None) -> None:
     if meta is None:

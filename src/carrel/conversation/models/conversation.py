@@ -15,7 +15,7 @@ from carrel.conversation.models.message import Message, is_openai, message_to_li
 from carrel.conversation.models.parts import ImagePart
 from carrel.conversation.models.state import ConversationState, read_log
 from carrel.conversation.store import SessionStore
-from carrel.errors import MessageRefused, SessionNotFound, SessionTooNew
+from carrel.errors import MessageRefused, SessionNotFound, SessionTooNew, StorageReadError
 from carrel.events import Bus, Event, EventType
 from carrel.events import bus as shared_bus
 from carrel.home import resolve_sessions_dir
@@ -297,7 +297,7 @@ class ConversationStorage:
         for info in await self.list_infos():
             try:
                 found.append(await self.get(info.id))
-            except SessionTooNew as problem:
+            except (SessionTooNew, StorageReadError) as problem:
                 logger.warning("not in the list: %s", problem)
         return [conversation for conversation in found if conversation is not None]
 

@@ -180,22 +180,21 @@ class SessionIndexer:
 
     async def _read_and_write(self, sessions: list[_StoredSession]) -> None:
         batch = _Batch()
-        raw_metas = await self._store.get_many([self.key(session.id, "meta.json") for session in sessions])
-        for stored, raw in zip(sessions, raw_metas, strict=True):
+        for stored in sessions:
             try:
                 if stored.log is None and stored.meta is None:
                     self.sessions.pop(stored.id, None)
                     batch.updates.append(SourceUpdate(stored.id, None))
                 else:
-                    await self._read(stored, raw, batch)
+                    await self._read(stored, batch)
             except (SessionTooNew, StorageReadError) as error:
                 logger.warning("session %s is left out of the search: %s", stored.id, error)
         await self._write(batch)
 
-    async def _read(self, stored: _StoredSession, raw_meta: bytes | None, batch: "_Batch") -> None:
+    async def _read(self, stored: _StoredSession, batch: "_Batch") -> None:
         """Read the new entries of a session into the batch, which is written whenever it is full."""
         id_ = stored.id
-        meta = decode_meta(raw_meta, id_)
+        meta = decode_meta(await self._store.get(self.key(id_, "meta.json")), id_)
         if meta is not None:
             meta = await self.log(id_).caught_up(meta, stored.log)
         known = self.sessions.get(id_)
