@@ -85,10 +85,13 @@ async def test_best_of_n(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-async def test_grading_an_agent_on_a_repository(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_grading_an_agent_on_a_repository(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the example's folder is relative
     repository = flat(tmp_path / "halves")
     command = "sed -i 's,// 2,/ 2,' halves.py"
-    await grade_repository.main(str(repository.folder), "v1..trunk", command, tmp_path / "base")
+    await grade_repository.main(str(repository.folder), "v1..trunk", command)
     assert capsys.readouterr().out.splitlines() == ["1 samples from v1..trunk", "solved 1 of 1"]
 
 

@@ -49,6 +49,7 @@ def new_dataset(folder: Path) -> Iterator[Path]:
         raise DatasetInvalid(f"a dataset cannot have this name: {problem}") from None
     if folder.exists():
         raise DatasetExists(f"{folder} exists already; choose another name, or remove it first")
+    folder = folder.absolute()  # git runs in another folder than this process
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Names that start with a dot are not listed as datasets.
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
