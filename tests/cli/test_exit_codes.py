@@ -52,6 +52,7 @@ from carrel import SessionStore, user_text_message
         ("demo --output home", "exists"),
         ("tools list --base nowhere", "there is no folder nowhere"),
         ("sessions list --base nowhere", "there is no folder nowhere"),
+        ("web --base nowhere", "there is no folder nowhere"),
         ("datasets list --datasets nowhere", "there is no folder nowhere"),
         ("serve --datasets nowhere", "there is no folder nowhere"),
     ],

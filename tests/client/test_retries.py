@@ -150,7 +150,7 @@ async def test_no_server(client_class: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     client = client_class(base_url=f"http://127.0.0.1:{port}/api/v1", api_key="secret-key", max_retries=1)
-    with pytest.raises(ServerUnreachable, match=f"no answer from 127.0.0.1:{port}") as problem:
+    with pytest.raises(ServerUnreachable, match=f"no answer from 127.0.0.1:{port}: .*; check base_url") as problem:
         await got(client.sessions.create(dataset="demo", sample_id="calc-1"))
     assert isinstance(problem.value, ConnectionError)
     assert "create a session of demo/calc-1" in str(problem.value)

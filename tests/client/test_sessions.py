@@ -27,8 +27,10 @@ from carrel.errors import (
     ConfigurationError,
     ForkRefused,
     KeyNotAccepted,
+    NotFoundThere,
     RemoteError,
     RequestRefused,
+    ServerUnreachable,
     SessionNotReady,
     WaitedTooLong,
 )
@@ -501,8 +503,26 @@ async def test_a_command_of_a_closed_session_is_not_a_failed_command(server: Ser
 async def test_a_wrong_key(server: ServerProcess) -> None:
     with Client(base_url=server.url, api_key="wrong") as client:
         assert client.health.check().status
-        with pytest.raises(KeyNotAccepted):
+        with pytest.raises(KeyNotAccepted, match="the key is unknown, expired or revoked"):
             client.sessions.list()
+    with Client(base_url=server.url) as client, pytest.raises(KeyNotAccepted, match="a key is needed"):
+        client.sessions.list()
+
+
+async def test_https_for_a_server_without_it(server: ServerProcess) -> None:
+    with (
+        Client(base_url=server.url.replace("http:", "https:"), api_key=server.key, max_retries=0) as client,
+        pytest.raises(ServerUnreachable, match="write http:// in base_url"),
+    ):
+        client.sessions.list()
+
+
+async def test_a_base_url_with_a_wrong_path(server: ServerProcess) -> None:
+    with (
+        Client(base_url=f"{server.url}/v2", api_key=server.key) as client,
+        pytest.raises(NotFoundThere, match="base_url is its address up to /api/v1"),
+    ):
+        client.sessions.list()
 
 
 def test_one_client_in_many_threads(blocking_client: Client) -> None:

@@ -308,6 +308,8 @@ async def test_a_base_that_is_a_file_is_refused(tmp_path: Path) -> None:
             Session.from_base(base)
     with pytest.raises(ConfigurationError, match="an empty text"):
         Session.from_base("")
+    with pytest.raises(OSError, match="the base folder /proc/none cannot be created or read: No such file"):
+        Session.from_base("/proc/none")
 
 
 @pytest.mark.parametrize("make", [Session.from_base, Session.inprocess, Session.container])

@@ -124,7 +124,7 @@ def existing_folder(path: Path, option: str, *, must_exist: bool = False) -> Pat
     if path.exists() and not path.is_dir():
         raise WrongUsage(f"{option}: {path} is a file, not a folder")
     if must_exist and not path.exists():
-        raise WrongUsage(f"{option}: there is no folder {path}")
+        raise WrongUsage(f"{option}: there is no folder {path}; check the path")
     return path
 
 

@@ -199,7 +199,7 @@ async def web(
         if browser and not as_json and is_terminal():
             webbrowser.open(link)
 
-    await server.serve_page(resolve_base(base), port, listening)
+    await server.serve_page(resolve_base(base, must_exist=True), port, listening)
 
 
 @command(app, "mcp", panel=SERVER, example="carrel mcp --http 8765")

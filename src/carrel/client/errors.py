@@ -55,6 +55,8 @@ def error_from(status: int, body: bytes, headers: Mapping[str, str], action: str
     kind = _OF_NODES.get(code) or _BY_STATUS.get(status) or (ServerFailed if status >= 500 else RemoteError)
     text = _detail_text(detail) or f"no reason given (HTTP {status})"
     hint = " Give api_key= or set CARREL_API_KEY." if status == 401 else ""
+    if status == 404 and text == "Not Found":
+        hint = " There is no such route on this server; base_url is its address up to /api/v1."
     id_ = headers.get("x-request-id")
     # Only where the server's log may say more.
     mark = f" (request {id_})" if id_ and status >= 500 and id_ not in text else ""

@@ -209,6 +209,10 @@ class Settings:
         if attempt < self.max_retries and not permanent and not over and (not_sent or request.repeatable):
             return pause(attempt)
         reason = str(problem) or type(problem).__name__
+        if "WRONG_VERSION_NUMBER" in reason:
+            reason += "; the server speaks http, so write http:// in base_url"
+        elif isinstance(problem, httpx2.ConnectError):
+            reason += "; check base_url, and that `carrel serve` runs there"
         uncertain = "" if not_sent or request.repeatable else "; it may have been processed, so it was not sent again"
         server = problem.request.url.netloc.decode()
         raise ServerUnreachable(f"{request.action}: no answer from {server}: {reason}{uncertain}") from problem

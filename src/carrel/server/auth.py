@@ -320,7 +320,10 @@ class AuthMiddleware:
         if seconds > 0:
             await _refuse_rate(send, seconds)
             return
-        detail = "a key is needed: send `Authorization: Bearer KEY`; `carrel keys add NAME` creates one"
+        if b"authorization" in dict(scope["headers"]):
+            detail = "the key is unknown, expired or revoked; `carrel keys list` shows those that there are"
+        else:
+            detail = "a key is needed: send `Authorization: Bearer KEY`; `carrel keys add NAME` creates one"
         await send_error(send, 401, detail, KeyNotAccepted, [(b"www-authenticate", b"Bearer")])
 
 

@@ -71,7 +71,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as problem:
         bound.close()
         if problem.errno == errno.EADDRINUSE:
-            reason = "another program uses this port; choose another one, or 0 for any free port"
+            reason = "another program uses this port; name another one, or 0 for any free port (`--port`)"
         else:
             reason = problem.strerror or str(problem)
         raise ExecutionError(f"cannot listen on {host}:{port}: {reason}") from None

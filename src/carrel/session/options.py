@@ -94,6 +94,9 @@ def split_options(
         storage.base_path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise ConfigurationError(f"the base {storage.base_path} is not a folder") from None
+    except OSError as problem:
+        what = f"the base folder {storage.base_path} cannot be created or read: {problem.strerror}"
+        raise type(problem)(problem.errno, f"{what}; choose another folder") from None
     common = {name: value for name, value in options.items() if name in SessionOptions.__annotations__}
     return storage, {name: value for name, value in options.items() if name not in common}, common
 

@@ -99,7 +99,7 @@ def test_names_that_yaml_reads_as_other_types() -> None:
         ),
         ("name: a\ncommand: b\nrecipes:\n  c: {parms: {}}\n", "recipes.c.parms: unknown field; did you mean"),
         ("name: a\ntype: mcp\ncommand: b\nxyzzy: 5\n", "line 4, xyzzy: unknown field"),
-        ("name: a\n\ncommand: b\ntimeout: soon\n", "tools/a.yaml, line 4, timeout: should be a valid number"),
+        ("name: a\n\ncommand: b\ntimeout: soon\n", "tools/a.yaml, line 4, timeout: should be a number, not 'soon'"),
         ("name: a\ncommand: b\ntimeout: -1\n", "line 3, timeout: should be greater than 0, not -1"),
         ("name: a b\ncommand: b\n", "line 1, name: must be a Python name"),
         ("name: list\ncommand: b\n", "line 1, name: choose another name, because tools.list"),

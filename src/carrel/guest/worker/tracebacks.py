@@ -63,7 +63,7 @@ def _hint(error: BaseException, trace: TracebackException) -> str:
         line = (error.text or "").strip()
         return next((hint for mark, hint in _NOT_PYTHON if line.startswith(mark)), "")
     if type(error) is ModuleNotFoundError and error.name and "." not in error.name:
-        return f"deps.add({error.name!r}) installs a package of this name; for some modules it is another."
+        return f"deps.add({error.name!r}) installs the package of this name; some modules are in one with another name."
     if type_name(error) == "BdbQuit":
         return _NO_DEBUGGER
     if type(error) is TypeError and _NOT_AWAITABLE.search(str(error)) and trace.stack:

@@ -3,6 +3,7 @@
 import logging
 import os
 import posixpath
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
@@ -114,12 +115,21 @@ def _message(root: "yaml.Node", file: str, error: Any) -> str:
             if found and " " not in field and not path:
                 path, expected = list(field.split(".")), rest
         case _:
-            plain = message.removeprefix("Input ").replace("a valid tuple", "a list").replace("a valid string", "text")
+            plain = re.sub(", unable to .*", "", message.removeprefix("Input "))
+            for old, new in _PLAIN_TYPES.items():
+                plain = plain.replace(old, new)
             expected = f"{plain}, not {_short(value)}"
     field = ".".join(map(str, path)) or "the definition"
     return f"{file}, line {line_of(root, path)}, {field}: {expected}"
 
 
+_PLAIN_TYPES = {
+    "a valid tuple": "a list",
+    "a valid string": "text",
+    "a valid integer": "an integer",
+    "a valid ": "a ",
+}
+"""Words of pydantic's messages, and those of YAML's users."""
 _FIELDS = {
     "cli": [one.model_fields for one in (CliDefinition, ProgramSchema, Option, Positional, Recipe, RecipeParameter)],
     "mcp": [McpDefinition.model_fields],
