@@ -463,7 +463,7 @@ async def test_changes_after_the_workspace_was_read_do_not_count(
 ) -> None:
     executor = await open_anywhere(calc_sample)
     ready = await prepare_sample(calc_sample, cache)
-    read = await read_changes(executor, base=ready.workspace)
+    read = await read_changes(executor)
     judging = asyncio.create_task(grade(calc_sample, read, prepared=ready))
     await executor.exec(SOLVE)
     assert (await judging).outcome == "not_solved"

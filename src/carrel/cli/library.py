@@ -22,7 +22,7 @@ from carrel.cli.options import (
     read_python,
     resolve_base,
 )
-from carrel.cli.output import Column, json_text, print_json, print_table, print_text, when
+from carrel.cli.output import Column, json_text, print_answer, print_json, print_table, print_text, when
 from carrel.cli.run import has_failed, print_result, run_printing, write_stream
 from carrel.errors import WorkflowNotFoundError
 from carrel.guest.worker import values
@@ -185,10 +185,7 @@ async def add_workflow(
             saved = await session.add_workflow(name, read_python(file), description)
         except SyntaxError as problem:
             raise TaskFailed(f"{file}, line {problem.lineno}: {problem.msg}; nothing was saved") from None
-    if as_json:
-        print_json(saved)
-    else:
-        print_text(f"Saved {saved['name']}{signature(saved['parameters'])}.")
+    print_answer(as_json, saved, f"Saved {saved['name']}{signature(saved['parameters'])}.")
 
 
 @command(workflows, "remove", example="carrel workflows remove twice")
@@ -197,10 +194,7 @@ async def remove_workflow(name: WorkflowName, base: Base = None, as_json: Json =
     async with open_session(base) as session:
         if not await session.remove_workflow(name):
             raise _no_workflow(name)
-    if as_json:
-        print_json({"removed": name})
-    else:
-        print_text(f"Removed {name}.")
+    print_answer(as_json, {"removed": name}, f"Removed {name}.")
 
 
 @command(workflows, "history", example="carrel workflows history twice")
@@ -336,10 +330,7 @@ async def save_artifact(
     """Save a file as an artifact."""
     async with open_session(base, must_exist=False) as session:
         saved = await session.save_artifact(name, file, description)
-    if as_json:
-        print_json(saved)
-    else:
-        print_text(f"Saved {saved['name']}.")
+    print_answer(as_json, saved, f"Saved {saved['name']}.")
 
 
 @command(artifacts, "delete", example="carrel artifacts delete answer.json")
@@ -347,10 +338,7 @@ async def delete_artifact(name: ArtifactName, base: Base = None, as_json: Json =
     """Delete an artifact, if there is one of this name."""
     async with open_session(base) as session:
         await session.delete_artifact(name)
-    if as_json:
-        print_json({"deleted": name})
-    else:
-        print_text(f"Deleted {name}.")
+    print_answer(as_json, {"deleted": name}, f"Deleted {name}.")
 
 
 # --- deps -----------------------------------------------------------------------------------------------------------

@@ -74,6 +74,14 @@ def print_json(value: Any) -> None:
     _write(json_text(value))
 
 
+def print_answer(as_json: bool, value: Any, text: object) -> None:
+    """Print a value for `--json`, else a sentence about it."""
+    if as_json:
+        print_json(value)
+    else:
+        print_text(text)
+
+
 def print_json_line(value: Any) -> None:
     """Print a JSON document on one line, without buffering."""
     _write(json_text(value, 0))

@@ -10,7 +10,7 @@ import carrel
 from carrel.cli.conversation_view import print_imports, short_ids
 from carrel.cli.exit_codes import TaskFailed, WrongUsage
 from carrel.cli.options import Base, Id, Json, open_store
-from carrel.cli.output import is_terminal, plain_data, print_json, print_text, write_file, write_raw
+from carrel.cli.output import is_terminal, plain_data, print_answer, print_json, write_file, write_raw
 from carrel.conversation.export import Format
 from carrel.text import escape_control_chars_in_json, readable_size
 
@@ -47,10 +47,11 @@ async def export_session(
                 write_raw(escape(piece))
             return
         size = await write_file(output, pieces)
-    if as_json:
-        print_json({"session_id": id_, "format": chosen, "path": str(output.absolute()), "bytes": size})
-    else:
-        print_text(f"Wrote {output} ({readable_size(size)}).")
+    print_answer(
+        as_json,
+        {"session_id": id_, "format": chosen, "path": str(output.absolute()), "bytes": size},
+        f"Wrote {output} ({readable_size(size)}).",
+    )
 
 
 async def _one_piece(text: str) -> AsyncIterator[str]:

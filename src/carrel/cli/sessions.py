@@ -39,6 +39,7 @@ from carrel.cli.options import (
 from carrel.cli.output import (
     flush,
     plain_data,
+    print_answer,
     print_json,
     print_json_line,
     print_text,
@@ -215,10 +216,7 @@ async def fork(
     async with open_store(base) as store:
         id_ = await store.resolve_id(session)
         made = (await store.fork_session(id_, at, title=title, load=False))["session"]
-        if as_json:
-            print_json(made)
-        else:
-            print_text(f"Forked {id_}: {made['id']} has {count_messages(made['message_count'])}.")
+        print_answer(as_json, made, f"Forked {id_}: {made['id']} has {count_messages(made['message_count'])}.")
 
 
 @command(app, "rewind", panel=CHANGE, example="carrel sessions rewind stars --to 2")
@@ -239,12 +237,11 @@ async def rewind(
         seq = await store.append_rewind(id_, to, to_seq=to_seq)
         loaded = await store.load_session(id_, repair=False)
         left = len(loaded["messages"]) if loaded else 0
-        if as_json:
-            print_json({"session_id": id_, "seq": seq, "visible_messages": left, "undo_to_seq": seq - 1})
-        else:
-            print_text(
-                f"Rewound: {count_messages(left)} visible. `carrel sessions rewind {id_} --to-seq {seq - 1}` undoes it."
-            )
+        print_answer(
+            as_json,
+            {"session_id": id_, "seq": seq, "visible_messages": left, "undo_to_seq": seq - 1},
+            f"Rewound: {count_messages(left)} visible. `carrel sessions rewind {id_} --to-seq {seq - 1}` undoes it.",
+        )
 
 
 @command(app, "label", panel=CHANGE, example='carrel sessions label stars "before the planets" --at 2')
@@ -259,10 +256,9 @@ async def label(
     async with open_store(base) as store:
         id_ = await store.resolve_id(session)
         seq = await store.label(id_, text, at)
-        if as_json:
-            print_json({"session_id": id_, "text": text, "at_seq": seq})
-        else:
-            print_text(f"Labelled entry {seq} of {id_}: {text}")
+        print_answer(
+            as_json, {"session_id": id_, "text": text, "at_seq": seq}, f"Labelled entry {seq} of {id_}: {text}"
+        )
 
 
 @command(app, "tag", panel=CHANGE, example="carrel sessions tag stars astronomy")
@@ -280,10 +276,11 @@ async def tag(
         wanted = has - set(tags or []) if remove else has | set(tags or [])
         if wanted != has:
             await store.set_tags(id_, wanted)
-        if as_json:
-            print_json({"session_id": id_, "tags": sorted(wanted)})
-        else:
-            print_text(f"{id_} is tagged {', '.join(sorted(wanted))}." if wanted else f"{id_} has no tags.")
+        print_answer(
+            as_json,
+            {"session_id": id_, "tags": sorted(wanted)},
+            f"{id_} is tagged {', '.join(sorted(wanted))}." if wanted else f"{id_} has no tags.",
+        )
 
 
 @command(app, "rename", panel=CHANGE, example='carrel sessions rename stars "Stars and planets"')
@@ -315,10 +312,7 @@ async def unarchive(session: Id, base: Base = None, as_json: Json = False) -> No
 
 
 def _print_change(meta: Any, what: str, as_json: bool) -> None:
-    if as_json:
-        print_json(meta)
-    else:
-        print_text(f"{meta['id']} {what}")
+    print_answer(as_json, meta, f"{meta['id']} {what}")
 
 
 @command(app, "delete", panel=CHANGE, example="carrel sessions delete stars --yes")
@@ -347,10 +341,7 @@ async def delete(
             await states.remove_volumes(id_)
             if await store.delete_session(id_):
                 deleted.append(id_)
-        if as_json:
-            print_json({"deleted": deleted})
-        else:
-            print_text(f"Deleted {', '.join(deleted)}.")
+        print_answer(as_json, {"deleted": deleted}, f"Deleted {', '.join(deleted)}.")
 
 
 @command(app, "pause", panel=CHANGE, example="carrel sessions pause report")
@@ -367,10 +358,9 @@ async def pause(
         if await states.find(id_) is None:
             raise WrongUsage(f"the session {id_} is not durable: it was opened without a session_id or --session")
         was_open = await states.pause(id_, timeout or float("inf"))
-        if as_json:
-            print_json({"session_id": id_, "was_open": was_open})
-        else:
-            print_text(f"Paused {id_}." if was_open else f"{id_} was not open.")
+        print_answer(
+            as_json, {"session_id": id_, "was_open": was_open}, f"Paused {id_}." if was_open else f"{id_} was not open."
+        )
 
 
 @command(app, "prune", panel=CHANGE, example="carrel sessions prune --older-than 30d")

@@ -4,95 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 from carrel.errors import CarrelError, PatchRefused
-from carrel.execution.commands_and_files import CommandsAndFiles
-from carrel.execution.executor import CommandResult, Executor, FileChange
-from carrel.execution.file_changes import Seen, Tree, Upper, read_plain, seen_at, seen_below
-
-_SAME_TIME = 1e-5
-"""Seconds; file systems keep times with different precision."""
-
-
-# --- finding the changed files --------------------------------------------------------------------------------------
-
-
-@runtime_checkable
-class OverlayExecutor(Protocol):
-    """An executor whose workspace may be an overlay, which lists the changes to it."""
-
-    still: AbstractAsyncContextManager[Any]
-    """Keeps the executor from rewinding while it is held."""
-
-    async def upper(self, base: Path) -> Upper | None:
-        """The changes to a workspace that began as `base`; None when they are unknown."""
-
-
-async def changed_files(executor: Executor, base: Path | None) -> tuple[list[FileChange], Tree]:
-    """The changes in the workspace, and the new state of the files where it was listed on the way.
-
-    Faster than the executor's own method: it reads the upper layer of an overlay, or lists the workspace by a single
-    `find`, where that is possible."""
-    upper = await executor.upper(base) if base is not None and isinstance(executor, OverlayExecutor) else None
-    if base is not None and upper is not None:
-        return await _overlay_changes(executor, base, upper), upper.seen
-    now = None if base is None else await list_workspace(executor)
-    if base is None or now is None:
-        return await executor.changed_files(), {}
-    before = sample_tree(base)
-    found = [FileChange(path, "deleted") for path in before.keys() - now.keys()]
-    found += [FileChange(path, "added", now[path].size) for path in now.keys() - before.keys()]
-    for path in before.keys() & now.keys():
-        if not _is_alike(before[path], now[path]) or not await _is_same(executor, base, path, before[path], now[path]):
-            found.append(FileChange(path, "modified", now[path].size))
-    return sorted(found, key=lambda change: change.path), now
-
-
-async def _overlay_changes(executor: Executor, base: Path, upper: Upper) -> list[FileChange]:
-    found = [FileChange(path, "deleted") for path in upper.hidden - upper.seen.keys()]
-    for path, new in upper.seen.items():
-        old = seen_at(base, path)
-        if old is None:
-            found.append(FileChange(path, "added", new.size))
-        elif not _is_alike(old, new) or not await _is_same(executor, base, path, old, new):
-            found.append(FileChange(path, "modified", new.size))
-    return sorted(found, key=lambda change: change.path)
-
-
-@lru_cache(maxsize=64)
-def sample_tree(folder: Path) -> Tree:
-    """The files of a folder that never changes, so they are listed once."""
-    return seen_below(folder)
-
-
-async def list_workspace(executor: Executor) -> Tree | None:
-    """The files and links in the workspace; None when it cannot be listed."""
-    if not isinstance(executor, CommandsAndFiles):
-        return None
-    try:
-        return await executor.list_tree()
-    except (OSError, ValueError):
-        return None
-
-
-def _is_alike(old: Seen, new: Seen) -> bool:
-    return (old.kind, old.size, old.executable) == (new.kind, new.size, new.executable)
-
-
-async def _is_same(executor: Executor, base: Path, path: str, old: Seen, new: Seen) -> bool:
-    """Whether two files that look alike are equal: by their times, and by their content when the times differ."""
-    if abs(old.modified - new.modified) < _SAME_TIME and old.changed == new.changed:
-        return True
-    try:
-        return new.kind == "file" and read_plain(base / path) == await executor.read_file(path)
-    except (OSError, ValueError):
-        return False
-
+from carrel.execution.executor import CommandResult
+from carrel.execution.file_changes import Seen, read_plain, seen_below
+from carrel.tasks.environment import TaskExecutor
 
 # --- reading the changes --------------------------------------------------------------------------------------------
 
@@ -151,48 +70,44 @@ class Base(Protocol):
         """Whether it is an executable file."""
 
 
-async def read_changes(executor: Executor, exclude: Exclude = lambda path: None, base: Path | None = None) -> Changes:
+async def read_changes(executor: TaskExecutor, exclude: Exclude = lambda path: None) -> Changes:
     """Read the changes in a workspace once; what happens in it afterwards is not judged.
 
-    `base` is the folder that the workspace started as, if known; it makes reading faster. The listing comes from the
-    sandbox and cannot be trusted, so paths are checked and sizes bounded.
-    """
+    The listing may come from the sandbox and cannot be trusted, so paths are checked and sizes bounded."""
     entries: list[Change] = []
     left_out: list[tuple[str, str]] = []
-    found = []
-    changed, seen = await changed_files(executor, base)
-    for change in changed:
-        reason = invalid_path(change.path) or exclude(change.path)
-        if reason is None and change.size > MAX_FILE_SIZE:
-            reason = f"larger than {MAX_FILE_SIZE >> 20} MiB"
-        if reason is None:
-            found.append(change)
+    size = 0
+    changes, tree = await executor.changes_and_tree()
+    for change in changes:
+        path = change.path
+        read: Change | str | None = invalid_path(path) or exclude(path)
+        if read is None and len(entries) == MAX_FILES:
+            read = f"more than {MAX_FILES} files in all"
+        read = read or await _read_change(executor, path, tree.get(path))
+        if isinstance(read, Change) and read.kind == "file":
+            size += len(read.content)
+            if size > MAX_TOTAL_SIZE:
+                read = f"more than {MAX_TOTAL_SIZE >> 20} MiB in all"
+        if isinstance(read, Change):
+            entries.append(read)
         else:
-            left_out.append((change.path, reason))
-    for change in found[MAX_FILES:]:
-        left_out.append((change.path, f"more than {MAX_FILES} files in all"))
-    del found[MAX_FILES:]
-    existing = [change.path for change in found if change.kind != "deleted"]
-    types = {path: _FileType(None, seen[path].executable) for path in existing if _is_known_file(seen.get(path))}
-    types |= await _file_types(executor, [path for path in existing if path not in types])
-    left = MAX_TOTAL_SIZE
-    for change in found:
-        if change.kind == "deleted":
-            entries.append(Change(change.path, "deleted"))
-        elif (type_ := types.get(change.path, _FileType())).target is not None:
-            entries.append(Change(change.path, "link", type_.target.encode()))
-        else:
-            try:
-                content = await executor.read_file(change.path)
-            except (OSError, ValueError) as problem:
-                left_out.append((change.path, f"cannot be read: {problem}"))
-                continue
-            left -= len(content)
-            if left < 0 or len(content) > MAX_FILE_SIZE:
-                left_out.append((change.path, f"more than {MAX_TOTAL_SIZE >> 20} MiB in all"))
-                continue
-            entries.append(Change(change.path, "file", content, type_.executable))
+            left_out.append((path, read))
     return Changes(tuple(entries), tuple(left_out))
+
+
+async def _read_change(executor: TaskExecutor, path: str, now: Seen | None) -> Change | str:
+    """A changed file as it is now; a text says why it is not judged."""
+    if now is None:
+        return Change(path, "deleted")
+    if now.kind == "link":
+        return Change(path, "link", now.target.encode("utf-8", "surrogateescape"))
+    try:
+        content = await executor.read_file(path) if now.size <= MAX_FILE_SIZE else b""
+    except (OSError, ValueError) as problem:
+        return f"cannot be read: {problem}"
+    if max(now.size, len(content)) > MAX_FILE_SIZE:
+        return f"larger than {MAX_FILE_SIZE >> 20} MiB"
+    return Change(path, "file", content, now.executable)
 
 
 def changes_of_folder(before: Path, folder: Path, exclude: Exclude = lambda path: None) -> Changes:
@@ -233,33 +148,6 @@ def invalid_path(path: str) -> str | None:
         return None if len(path.encode("utf-8")) < MAX_PATH else "its path is too long"
     except UnicodeEncodeError:
         return "its name is not text"
-
-
-@dataclass(frozen=True, slots=True)
-class _FileType:
-    target: str | None = None
-    """Of a link; None for a file."""
-    executable: bool = False
-
-
-def _is_known_file(seen: Seen | None) -> bool:
-    return seen is not None and seen.kind == "file"
-
-
-async def _file_types(executor: Executor, paths: Sequence[str]) -> dict[str, _FileType]:
-    """Which paths are links, and which are executable; without `find`, all are treated as plain files."""
-    types: dict[str, _FileType] = {}
-    for names in _batches(paths):
-        try:
-            done = await executor.exec(["find", *names, "-maxdepth", "0", "-printf", "%y %m %p\\0%l\\0"], timeout=60)
-        except FileNotFoundError:
-            return {}
-        parts = done.stdout.split("\0")
-        for facts, target in zip(parts[::2], parts[1::2], strict=False):
-            letter, mode, name = facts.split(" ", 2)
-            is_executable = letter == "f" and mode.isdigit() and bool(int(mode, 8) & 0o100)
-            types[name.removeprefix("./")] = _FileType(target if letter == "l" else None, is_executable)
-    return types
 
 
 def _batches(paths: Sequence[str]) -> Iterator[list[str]]:
@@ -307,7 +195,7 @@ def _unsafe_reason(change: Change, final: dict[str, Change], base: Base) -> str 
 # --- applying them --------------------------------------------------------------------------------------------------
 
 
-async def apply_changes(changes: Changes, executor: Executor, base: Base) -> None:
+async def apply_changes(changes: Changes, executor: TaskExecutor, base: Base) -> None:
     """Apply changes, which must come from `drop_unsafe`, to a new workspace that equals `base`."""
     deleted = [change.path for change in changes.entries if change.kind == "deleted"]
     links = [change for change in changes.entries if change.kind == "link"]
@@ -334,14 +222,14 @@ async def apply_changes(changes: Changes, executor: Executor, base: Base) -> Non
         await _exec_all(executor, ["ln", "-sfn", "--", target], [change.path])
 
 
-async def _exec_all(executor: Executor, words: list[str], paths: Sequence[str], *, may_fail: bool = False) -> None:
+async def _exec_all(executor: TaskExecutor, words: list[str], paths: Sequence[str], *, may_fail: bool = False) -> None:
     for names in _batches(paths):
         done = await executor.exec([*words, *names], timeout=120)
         if done.exit_code and not may_fail:
             raise CarrelError(f"the changes could not be applied: {words[0]}: {done.stderr.strip()[-500:]}")
 
 
-async def apply_patch(executor: Executor, patch: str, what: str) -> None:
+async def apply_patch(executor: TaskExecutor, patch: str, what: str) -> None:
     """Run `git apply` in the workspace. PatchRefused has the message of git, and then nothing was changed."""
     if not patch.strip():
         return

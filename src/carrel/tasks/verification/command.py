@@ -13,12 +13,12 @@ from pathlib import PurePosixPath
 
 from carrel.errors import ReportUnreadable, WorkerLost
 from carrel.execution.commands_and_files import CommandsAndFiles
-from carrel.execution.executor import CommandResult, Executor, Output
+from carrel.execution.executor import CommandResult, Output
 from carrel.execution.file_changes import Seen, Upper
+from carrel.execution.subprocess_executor import SubprocessExecutor
 from carrel.guest.sandbox.spec import HOME
-from carrel.tasks.environment import PreparedSample
+from carrel.tasks.environment import PreparedSample, TaskExecutor
 from carrel.tasks.sample import Sample
-from carrel.tasks.verification.changes import OverlayExecutor, list_workspace
 from carrel.tasks.verification.protected_files import START_FILES, Protection, SampleFolder
 from carrel.tasks.verification.recorder_log import (
     RECORDER_AT,
@@ -100,7 +100,7 @@ class FileGuard:
     start_files: str
     """Files in the home folder that Python loads when it starts, with the times of their last changes."""
 
-    async def written_files(self, executor: Executor, steering: Iterable[str] = ()) -> WrittenFiles:
+    async def written_files(self, executor: TaskExecutor, steering: Iterable[str] = ()) -> WrittenFiles:
         """`steering` are files that steered the test runner; they may have been removed again."""
         found = WrittenFiles()
         now = await _overlay(executor, self.base)
@@ -135,7 +135,7 @@ class FileGuard:
         return _INSTALLS.search(self.command) is not None
 
 
-async def guard_files(executor: Executor, prepared: PreparedSample, protection: Protection) -> FileGuard | None:
+async def guard_files(executor: TaskExecutor, prepared: PreparedSample, protection: Protection) -> FileGuard | None:
     """None when the executor cannot list the changes in its workspace."""
     base = SampleFolder(prepared.workspace)
     before = await _overlay(executor, base)
@@ -144,15 +144,17 @@ async def guard_files(executor: Executor, prepared: PreparedSample, protection: 
     return FileGuard(base, protection, prepared.sample.verify.command, before, await _start_files(executor))
 
 
-async def _overlay(executor: Executor, base: SampleFolder) -> Upper | None:
+async def _overlay(executor: TaskExecutor, base: SampleFolder) -> Upper | None:
     """The files that differ from the sample's; in a container, all files, which serves the same purpose."""
-    if isinstance(executor, OverlayExecutor):
+    if isinstance(executor, SubprocessExecutor):
         return await executor.upper(base.folder)
-    tree = await list_workspace(executor)
-    return None if tree is None else Upper(tree)
+    try:
+        return Upper(await executor.list_tree())
+    except (OSError, ValueError):
+        return None
 
 
-async def _start_files(executor: Executor) -> str:
+async def _start_files(executor: TaskExecutor) -> str:
     """What is to be seen of the files in the home folder that Python loads when it starts."""
     found: list[tuple[str, str, Seen]] = []
     for folder in (f"{HOME}/.local", f"{HOME}/.venv"):
@@ -221,7 +223,7 @@ class RecorderLogs:
 
 
 async def run_command(
-    executor: Executor, sample: Sample, guard: FileGuard | None = None, manifest: str = ""
+    executor: TaskExecutor, sample: Sample, guard: FileGuard | None = None, manifest: str = ""
 ) -> CommandRun:
     """Run the test command once; returns a run whatever the code under test does. `manifest` is for the recorders."""
     verify = sample.verify
@@ -286,13 +288,13 @@ async def run_command(
     return CommandRun(run, text, kind, _has_own_files(executor))
 
 
-def _has_own_files(executor: Executor) -> bool:
+def _has_own_files(executor: TaskExecutor) -> bool:
     """Whether the executor has a file system of its own, in which the recorder is mounted."""
     return "filesystem_isolation" in executor.supported_capabilities()
 
 
 async def _start_recorders(
-    executor: Executor, sample: Sample, marker_file: str, marker: str, notes_file: str, manifest: str
+    executor: TaskExecutor, sample: Sample, marker_file: str, marker: str, notes_file: str, manifest: str
 ) -> dict[str, str]:
     """Write the files that the recorders need. Returns the variables that start them; none without recorders."""
     if not is_recorded(sample):
@@ -303,7 +305,7 @@ async def _start_recorders(
     return recorder_variables(executor, sample, marker_file, notes_file, at, manifest)
 
 
-async def _read_notes(executor: Executor, sample: Sample, notes_file: str) -> str | None:
+async def _read_notes(executor: TaskExecutor, sample: Sample, notes_file: str) -> str | None:
     """The content of the notes file; None when it was removed and should have some."""
     text = await _read_text(executor, notes_file) if is_recorded(sample) else ""
     return "" if text is None and not needs_notes(sample) else text
@@ -313,7 +315,7 @@ async def _read_notes(executor: Executor, sample: Sample, notes_file: str) -> st
 
 
 async def _find_doubt(
-    executor: Executor, sample: Sample, logs: RecorderLogs, marker_file: str, cases: list[TestCase]
+    executor: TaskExecutor, sample: Sample, logs: RecorderLogs, marker_file: str, cases: list[TestCase]
 ) -> str:
     """Why the report cannot be believed, according to the recorders; empty when it can."""
     if not is_recorded(sample):
@@ -413,7 +415,7 @@ def _compared(sample: Sample, run: TestRun, uncompared: dict[str, str]) -> tuple
 # --- the report -----------------------------------------------------------------------------------------------------
 
 
-async def _report(executor: Executor, sample: Sample, path: str, done: CommandResult) -> str | None:
+async def _report(executor: TaskExecutor, sample: Sample, path: str, done: CommandResult) -> str | None:
     if sample.verify.report == "reward":
         found = await _read_text(executor, f"{REWARDS}/reward.json")
         return (await _read_text(executor, f"{REWARDS}/reward.txt")) if found is None else found
@@ -425,7 +427,7 @@ async def _report(executor: Executor, sample: Sample, path: str, done: CommandRe
     return await _read_text(executor, path)
 
 
-async def _read_text(executor: Executor, path: str) -> str | None:
+async def _read_text(executor: TaskExecutor, path: str) -> str | None:
     folder, name = str(PurePosixPath(path).parent), PurePosixPath(path).name
     entry = next((entry for entry in await executor.list_files(folder) if entry.name == name), None)
     if entry is None or entry.kind != "file":
@@ -435,19 +437,19 @@ async def _read_text(executor: Executor, path: str) -> str | None:
     return (await executor.read_file(path)).decode("utf-8", "replace")
 
 
-async def _read_report_files(executor: Executor, patterns: list[str]) -> str | None:
+async def _read_report_files(executor: TaskExecutor, patterns: list[str]) -> str | None:
     paths = [f"./{path}" for path in await _find(executor, patterns)]
     texts = [text for path in paths if (text := await _read_text(executor, path)) is not None]
     return _SEPARATOR.join(texts) if texts else None
 
 
-async def _find(executor: Executor, patterns: list[str]) -> list[str]:
+async def _find(executor: TaskExecutor, patterns: list[str]) -> list[str]:
     words = [word for pattern in patterns for word in ("-o", "-path", f"./{pattern.removeprefix('./')}")][1:]
     done = await executor.exec(["find", ".", "-type", "f", "(", *words, ")", "-print0"], timeout=60)
     return sorted(name.removeprefix("./") for name in done.stdout.split("\0") if name)
 
 
-async def _remove_reports(executor: Executor, patterns: list[str]) -> None:
+async def _remove_reports(executor: TaskExecutor, patterns: list[str]) -> None:
     """Remove reports of earlier runs."""
     if patterns and (old := await _find(executor, patterns)):
         await executor.exec(["rm", "-f", "--", *old], timeout=60)

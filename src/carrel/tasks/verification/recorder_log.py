@@ -13,7 +13,7 @@ from pathlib import Path
 from carrel.execution.config import Mount
 from carrel.execution.container_executor import ContainerExecutor
 from carrel.execution.container_settings import FOR_COMMANDS
-from carrel.execution.executor import Executor
+from carrel.tasks.environment import TaskExecutor
 from carrel.tasks.sample import Sample
 from carrel.tasks.verification.protected_files import touched_by
 from carrel.tasks.verification.verdict import ReportedTests, Status, TestCase
@@ -56,7 +56,9 @@ def recorder_mounts(sample: Sample, files: Path, base: Path) -> tuple[Mount, ...
     )
 
 
-async def write_manifest(executor: Executor, sample: Sample, folder: Path, base: Path, changed: Iterable[str]) -> str:
+async def write_manifest(
+    executor: TaskExecutor, sample: Sample, folder: Path, base: Path, changed: Iterable[str]
+) -> str:
     """Write to `folder` what the recorders compare tests with. `changed` are the files of the work that is judged.
 
     Returns the path of the manifest inside the executor."""
@@ -85,7 +87,7 @@ def recorded_command(command: str, at: str) -> str:
 
 
 def recorder_variables(
-    executor: Executor, sample: Sample, marker_file: str, notes_file: str, at: str, manifest: str = ""
+    executor: TaskExecutor, sample: Sample, marker_file: str, notes_file: str, at: str, manifest: str = ""
 ) -> dict[str, str]:
     """The environment variables that start the recorders.
 

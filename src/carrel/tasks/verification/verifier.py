@@ -13,13 +13,12 @@ from pathlib import Path, PurePosixPath
 from carrel.errors import CarrelError, ConfigurationError, ReportUnreadable, WorkerLost, WorkspaceLost
 from carrel.execution import temp_dirs
 from carrel.execution.config import Mount
-from carrel.execution.executor import Executor
-from carrel.tasks.environment import PreparedSample, open_executor, open_files, prepare_sample
+from carrel.execution.subprocess_executor import SubprocessExecutor
+from carrel.tasks.environment import PreparedSample, TaskExecutor, open_executor, open_files, prepare_sample
 from carrel.tasks.sample import Sample, VerifierKind
 from carrel.tasks.verification.changes import (
     Change,
     Changes,
-    OverlayExecutor,
     apply_changes,
     apply_patch,
     drop_unsafe,
@@ -49,18 +48,15 @@ class Verifier:
         self.sample = prepared.sample
         self._output_folder = output_folder
 
-    async def verify_workspace(self, executor: Executor) -> VerificationResult:
+    async def verify_workspace(self, executor: TaskExecutor) -> VerificationResult:
         """Judge the changes in the workspace of an executor, as it is now; it is only read."""
         began = time.perf_counter()
         try:
             # After its processes have died, an executor starts again without the work that was done in it.
             if lost := getattr(executor, "lost", ""):
                 raise WorkspaceLost(f"there is nothing to judge: {lost}")
-            async with executor.still if isinstance(executor, OverlayExecutor) else nullcontext():
-                exclude = self._protection.protected_reason
-                # An executor in a container has listed its files when it started, and compares with that.
-                base = None if self.prepared.in_container else self.prepared.workspace
-                changes = await read_changes(executor, exclude, base)
+            async with executor.still if isinstance(executor, SubprocessExecutor) else nullcontext():
+                changes = await read_changes(executor, self._protection.protected_reason)
         except (CarrelError, OSError) as problem:
             return infrastructure_failure(self.sample, problem)
         result = await self.verify_changes(changes)
@@ -151,7 +147,7 @@ class Verifier:
     async def _run_once(self, source: Changes) -> CommandRun:
         """Run the tests in a new sandbox that has nothing of the agent's but these changes to source."""
         files = temp_dirs.new_folder("sample-files")
-        executor: Executor | None = None
+        executor: TaskExecutor | None = None
         base = self.prepared.workspace
         try:
             files.chmod(0o755)  # In a container the tests run as another user.
@@ -172,27 +168,27 @@ class Verifier:
                 await executor.close()
             await asyncio.to_thread(temp_dirs.remove, files)
 
-    async def _apply(self, source: Changes, executor: Executor) -> None:
+    async def _apply(self, source: Changes, executor: TaskExecutor) -> None:
         """Apply the changes and the test patch to a new workspace; an image need not have git."""
         if self.prepared.in_container and self.sample.test_patch.strip():
             files = await open_files(self.prepared)
             try:
                 await self._apply_in_place(source, files)
-                source = await read_changes(files, base=self.prepared.workspace)
+                source = await read_changes(files)
             finally:
                 await files.close()
             await apply_changes(source, executor, self._base)
         else:
             await self._apply_in_place(source, executor)
 
-    async def _apply_in_place(self, source: Changes, executor: Executor) -> None:
+    async def _apply_in_place(self, source: Changes, executor: TaskExecutor) -> None:
         await apply_changes(source, executor, self._base)
         await apply_patch(executor, self.sample.test_patch, "the sample's test_patch")
 
 
 async def verify(
     sample: Sample,
-    executor: Executor,
+    executor: TaskExecutor,
     *,
     cache: Path | None = None,
     keep: Path | None = None,
@@ -254,7 +250,7 @@ async def changes_of_patch(prepared: PreparedSample, patch: str) -> Changes:
     executor = await open_files(prepared)
     try:
         await apply_patch(executor, patch, "the patch")
-        return await read_changes(executor, base=prepared.workspace)
+        return await read_changes(executor)
     finally:
         await executor.close()
 
