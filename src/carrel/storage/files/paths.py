@@ -131,13 +131,13 @@ class PathMapper:
 
         `checked` collects the folders that were looked at, for a caller with many keys."""
         path = self.path(key)
-        self._check_folder(key, os.path.dirname(path), set() if checked is None else checked)
+        self._check_folder(key, path.rpartition("/")[0], set() if checked is None else checked)
         return path
 
     def _check_folder(self, key: str, folder: str, checked: set[str]) -> None:
         if folder in checked or len(folder) <= len(self.root):
             return
-        self._check_folder(key, os.path.dirname(folder), checked)
+        self._check_folder(key, folder.rpartition("/")[0], checked)
         try:
             mode = os.lstat(folder).st_mode
         except OSError:
