@@ -41,26 +41,28 @@ def session_of(executor: SubprocessExecutor) -> Any:
     return executor._connection
 
 
-async def snapshots(executor: SubprocessExecutor, besides: int = 0) -> int:
-    """The snapshot that is kept, once there is one besides an older one."""
-
-    def kept() -> int:
-        return (
-            session_of(executor).transport._snapshot[2]
-            if session_of(executor).transport._snapshot is not None
-            else besides
-        )
-
-    await until(lambda: kept() != besides)
-    return kept()
-
-
 async def run_and_freeze(executor: SubprocessExecutor, code: str) -> None:
     """Run code, and wait for the snapshot that has what it did."""
-    await executor.start()
-    older = await snapshots(executor)
     await executor.run(code)
-    await snapshots(executor, older)
+    await frozen(executor)
+
+
+async def frozen(executor: SubprocessExecutor) -> None:
+    """Wait for a snapshot that has all variables."""
+    connection = session_of(executor)
+    await until(lambda: connection.transport.has_snapshot and not connection._changed)
+
+
+async def test_without_a_run_there_is_no_snapshot_and_nothing_to_lose(executor: SubprocessExecutor) -> None:
+    await executor.start()
+    await executor.exec(["true"])
+    assert not session_of(executor).transport.has_snapshot
+    os.kill(pid_of(session_of(executor).transport._worker_fd), signal.SIGKILL)
+    await until(lambda: not session_of(executor).worker_alive)
+    result = await executor.run("x = 5")
+    assert (result.error, result.state) == (None, "kept")
+    await frozen(executor)
+    assert (await executor.run("x")).value == 5
 
 
 async def test_the_worker_is_killed_while_it_starts(executor: SubprocessExecutor) -> None:
@@ -285,7 +287,7 @@ async def test_the_worker_is_killed_in_a_fork() -> None:
             except ForkRefused:
                 pass  # Refused because it died: that is the answer.
             assert (await executor.run("x")).value == 5
-            await snapshots(executor)
+            await frozen(executor)
 
 
 async def test_the_worker_is_killed_while_it_is_closed(executor: SubprocessExecutor) -> None:

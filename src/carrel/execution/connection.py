@@ -174,6 +174,8 @@ class WorkerConnection(Generic[T]):
         self.no_snapshot_reason = "no snapshot had been made yet"
         self._changed = False
         """Whether the variables have changed since the snapshot was made."""
+        self._is_unused = False
+        """Whether the worker has nothing to lose: no request was sent to it, and it is no fork of another."""
         self._ready: asyncio.Future[Record] = self._loop.create_future()
         self._number = 0
         self._pending: dict[int, asyncio.Future[Record]] = {}
@@ -232,7 +234,7 @@ class WorkerConnection(Generic[T]):
         if not self.worker_alive:
             fail(answer, WorkerDied(self._broken or "its channel is closed"))
             return answer
-        self._pending[self._number] = answer
+        self._pending[self._number], self._is_unused = answer, False
         self.check_stopped_later()
         try:
             self.transport.send({**record, "id": self._number}, fds)
@@ -352,6 +354,7 @@ class WorkerConnection(Generic[T]):
                 self._reporting[1](report)
         elif operation == "ready":
             if not self._ready.done():
+                self._is_unused = record.get("unused") is True
                 self._ready.set_result(record)
         elif operation == "no_snapshot":
             self.transport.drop_snapshot()
@@ -399,6 +402,8 @@ class WorkerConnection(Generic[T]):
             if changed:
                 return Recovery("restored", _CHANGES_LOST, changes_lost=True)
             return Recovery("restored", "the variables are as they were before this run")
+        if self._is_unused and await self._restart_worker():
+            return Recovery("restored", "nothing had been run yet")
         reason = self.no_snapshot_reason
         return Recovery("lost" if fresh and await self._restart_worker() else "gone", reason)
 

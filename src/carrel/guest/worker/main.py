@@ -57,6 +57,8 @@ class Worker:
             self._no_snapshot_reason = "no snapshot has been made yet"
         self._changed = True
         """Whether the variables have changed since the snapshot was made."""
+        self._is_unused = True
+        """Whether there are no variables to lose yet: a session that only runs commands needs no snapshot, of 0.7 MB."""
         self._last_run: Any = None
         self._unreported: Any = None
         """The run after which the host wants to know the variables; None once they were reported, or another request
@@ -112,7 +114,7 @@ class Worker:
     def _ready(self) -> None:
         version = ".".join(map(str, sys.version_info[:3]))
         about = {"protocol": PROTOCOL, "python": version, "pid": os.getpid()}
-        self._send({"op": "ready", **about})
+        self._send({"op": "ready", "unused": self._is_unused, **about})
 
     def serve(self) -> None:
         """Answer requests until the host closes the channel."""
@@ -135,7 +137,8 @@ class Worker:
 
     def _wait(self) -> None:
         """Wait for something to happen; make a snapshot when nothing does."""
-        wants_snapshot = self._changed and self._keeps_snapshot and self._was_dumpable is None
+        keeps_snapshot = self._keeps_snapshot and not self._is_unused
+        wants_snapshot = self._changed and keeps_snapshot and self._was_dumpable is None
         is_due = wants_snapshot or self._unreported is not None
         soon = _IDLE if is_due else _REAP_INTERVAL if self._snapshot.reap() else None
         events = self._poll.poll(None if soon is None else soon * 1000)
@@ -159,7 +162,7 @@ class Worker:
 
     def _set_variables(self, record: Record, fds: list[int]) -> None:
         self._runner.set_variables(values.decode(record.get("values")))
-        self._changed = True
+        self._changed, self._is_unused = True, False
         self._send({"op": "done", "id": record.get("id"), "changed": True})
 
     def _reset(self, record: Record, fds: list[int]) -> None:
@@ -173,7 +176,7 @@ class Worker:
     # --- runs -------------------------------------------------------------------------------------------------------
 
     def _run(self, record: Record, fds: list[int]) -> None:
-        changed_before = self._changed
+        changed_before, self._is_unused = self._changed, False
         state = str(record.get("state") or "")
         file = fds.pop() if state else -1
         self._runner.streams.begin(fds)
@@ -259,6 +262,7 @@ class Worker:
         self._snapshot.forget()
         self._no_snapshot_reason = "no snapshot has been made yet"
         self._changed, self._unreported = True, None
+        self._is_unused = False
 
     def _save(self, record: Record, fds: list[int]) -> None:
         """Write the variables to the first descriptor, and a report to the second, in a fork that nothing waits for."""
