@@ -11,7 +11,7 @@ from carrel.conversation.messages import assistant_message, build_message, text_
 from carrel.conversation.replay import Numbered
 from carrel.server.web.outline import only_kinds, outline_of
 from carrel.server.web.rows import SessionRow
-from carrel.server.web.tree import Node, family_of, lanes_of, ordered, points_of
+from carrel.server.web.tree import TreeNode, family_of, lanes_of, ordered, points_of
 from carrel.server.web.views import bars
 from carrel.session import RecordedPoint
 from carrel.wire.answers import CheckpointRecord
@@ -41,11 +41,11 @@ def test_points_and_forks_follow_as_in_the_log() -> None:
     checkpoints = [RecordedPoint("c1", "before", 4, 1.0, 2, 1), RecordedPoint("c2", "", 8, 2.0, 3, 1)]
     labels = {"labels": [{"text": "good", "at_seq": 6}]}
     live = [CheckpointRecord(id=id_, made_at=datetime.now(UTC)) for id_ in ("c2", "unrecorded")]
-    points = points_of(Node(0, "session", row("a")), labels, checkpoints, live)
+    points = points_of(TreeNode(0, "session", row("a")), labels, checkpoints, live)
     sessions = [
-        Node(0, "session", row("a")),
-        Node(1, "session", row("b", "a"), 4),
-        Node(2, "session", row("c", "b"), 2),
+        TreeNode(0, "session", row("a")),
+        TreeNode(1, "session", row("b", "a"), 4),
+        TreeNode(2, "session", row("c", "b"), 2),
     ]
     nodes = ordered(sessions, {"a": points})
     assert [(node.kind, node.name or node.session.id) for node in nodes] == [
@@ -59,7 +59,7 @@ def test_points_and_forks_follow_as_in_the_log() -> None:
     ]
     assert [node.is_live for node in nodes if node.kind == "checkpoint"] == [False, True, True]
     assert [node.point for node in nodes if node.kind != "session"] == ["c1", "6", "c2", "unrecorded"]
-    circle = [Node(0, "session", row("a", "b")), Node(1, "session", row("b", "a"))]
+    circle = [TreeNode(0, "session", row("a", "b")), TreeNode(1, "session", row("b", "a"))]
     assert [node.session.id for node in ordered(circle, {})] == ["a", "b"]
 
 

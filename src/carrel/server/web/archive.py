@@ -18,7 +18,7 @@ from carrel.errors import ResultsRefused, SessionNotFound
 from carrel.server.records import RecordStore
 from carrel.server.session_manager import SessionManager
 from carrel.server.web.rows import SessionRow, count_facets, facets_of, row_of, state_of, title_of
-from carrel.server.web.tree import SHOWN, Node, family_of, forked_at, ordered, points_of
+from carrel.server.web.tree import SHOWN, TreeNode, family_of, forked_at, ordered, points_of
 from carrel.session import (
     Point,
     RecordedDiff,
@@ -252,7 +252,7 @@ class Archive:
 
     async def tree(
         self, user: str | None, session_id: str, first: int | None, *, is_alone: bool = False
-    ) -> tuple[list[Node], int, int]:
+    ) -> tuple[list[TreeNode], int, int]:
         """Return the nodes of a tree on one page, the number of its first session, and the number of all sessions.
 
         `is_alone`: only the session itself."""
@@ -274,7 +274,7 @@ class Archive:
             records = await self.records.get_sessions(ids)
         attempts = await self._attempts()
         sessions = [
-            Node(depth, "session", await self._row_of(records.get(meta["id"]), meta, attempts), forked_at(meta))
+            TreeNode(depth, "session", await self._row_of(records.get(meta["id"]), meta, attempts), forked_at(meta))
             for depth, meta in shown
         ]
         live = {node.session.id: await self._live_checkpoints(user, node.session) for node in sessions}

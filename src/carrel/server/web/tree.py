@@ -19,7 +19,7 @@ _MAX_LANES = 24
 
 
 @dataclass(frozen=True)
-class Node:
+class TreeNode:
     """A row of the tree: a session, or a point of the session above it."""
 
     depth: int
@@ -60,37 +60,37 @@ def forked_at(meta: Mapping[str, Any]) -> int:
 
 
 def points_of(
-    session: Node,
+    session: TreeNode,
     meta: Mapping[str, Any],
     recorded: Sequence[RecordedPoint],
     live: Sequence[CheckpointRecord],
-) -> list[Node]:
+) -> list[TreeNode]:
     """Return the checkpoints and labels of a session as nodes."""
     depth, row = session.depth + 1, session.session
     ids = {point.id for point in live}
     nodes = [
-        Node(depth, "checkpoint", row, p.seq, p.label or p.id, p.id, p.variables, p.files, p.id in ids)
+        TreeNode(depth, "checkpoint", row, p.seq, p.label or p.id, p.id, p.variables, p.files, p.id in ids)
         for p in recorded
     ]
     # Without recording, it is not known where a checkpoint is in the log.
     unrecorded = [point for point in live if point.id not in {each.id for each in recorded}]
-    nodes += [Node(depth, "checkpoint", row, 0, p.label or p.id, p.id, is_live=True) for p in unrecorded]
+    nodes += [TreeNode(depth, "checkpoint", row, 0, p.label or p.id, p.id, is_live=True) for p in unrecorded]
     for label in meta.get("labels") or ():
-        nodes.append(Node(depth, "label", row, int(label["at_seq"]), str(label["text"]), str(label["at_seq"])))
+        nodes.append(TreeNode(depth, "label", row, int(label["at_seq"]), str(label["text"]), str(label["at_seq"])))
     return nodes
 
 
-def ordered(sessions: Sequence[Node], points: Mapping[str, Sequence[Node]]) -> list[Node]:
+def ordered(sessions: Sequence[TreeNode], points: Mapping[str, Sequence[TreeNode]]) -> list[TreeNode]:
     """Return nodes in the order of the page: below a session its points and forks, as they follow in its log."""
-    below: defaultdict[str, list[Node]] = defaultdict(list)
-    roots: list[Node] = []
+    below: defaultdict[str, list[TreeNode]] = defaultdict(list)
+    roots: list[TreeNode] = []
     ids = {node.session.id for node in sessions}
     for index, node in enumerate(sessions):
         (below[node.session.parent] if index and node.session.parent in ids else roots).append(node)
     for session_id, nodes in points.items():
         # A fork stands after the point at which it was made.
         below[session_id] = sorted([*nodes, *below[session_id]], key=lambda node: node.seq or math.inf)
-    found: list[Node] = []
+    found: list[TreeNode] = []
     waiting = roots[::-1]
     while waiting:
         node = waiting.pop()
