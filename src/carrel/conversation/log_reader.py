@@ -126,8 +126,9 @@ class SessionLogReader:
             )
         return view
 
-    async def last_seq(self) -> int:
-        async for block in self._store.read_back(self._key):
+    async def last_seq(self, *, hint: Hint = None) -> int:
+        """Return the number of the last entry; `hint` as in `Store.read_back`."""
+        async for block in self._store.read_back(self._key, hint=hint):
             return block.last_seq
         return 0
 

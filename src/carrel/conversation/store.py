@@ -26,7 +26,7 @@ from carrel.conversation.replay import Numbered, repair_messages
 from carrel.conversation.repository import Redact, SessionRepository, not_found, redact_entry, redact_value
 from carrel.conversation.search.search import SearchHit, SessionSearch
 from carrel.conversation.session_list import SessionListing
-from carrel.conversation.session_state import checked_fields, checked_id, new_meta
+from carrel.conversation.session_state import checked_fields, checked_id, new_meta, position_of
 from carrel.conversation.usage import Price, Usage, UsageCount
 from carrel.embedding import EmbedderOption, choose_embedder
 from carrel.errors import (
@@ -353,8 +353,8 @@ class SessionStore:
 
     async def last_seq(self, session_id: str) -> int:
         """Return the sequence number of the newest entry, 0 without one."""
-        await self.read_meta(session_id)
-        return await self._logs.reader(session_id).last_seq()
+        meta = await self.read_meta(session_id)
+        return await self._logs.reader(session_id).last_seq(hint=position_of(meta))
 
     async def iter_messages(self, session_id: str) -> AsyncIterator[ConversationMessage]:
         """Iterate over the visible messages as they were written; memory does not grow with the log."""
