@@ -24,7 +24,7 @@ from carrel.errors import (
     StorageError,
     TooManySessions,
 )
-from carrel.execution.executor import OnOutput
+from carrel.execution.executor import FileEntry, OnOutput
 from carrel.request_id import current_request
 from carrel.server.approvals import ApprovalQueue
 from carrel.server.executor_pool import ExecutorPool
@@ -39,7 +39,6 @@ from carrel.server.hosted_session import (
     settle,
 )
 from carrel.server.node import NODE_LOST, Node, StoreLock, node_lost_error
-from carrel.server.recorded_files import read_recorded
 from carrel.server.records import AnswerStore, RecordStore, now, session_id_from
 from carrel.server.retention import Retention
 from carrel.server.settings import ServerSettings
@@ -50,6 +49,7 @@ from carrel.session import (
     StorageBackend,
     compare_files,
     find_point,
+    read_recorded,
     read_state,
     store_of,
 )
@@ -61,7 +61,6 @@ from carrel.wire.answers import (
     ApprovalRecord,
     CheckpointRecord,
     FileChangeRecord,
-    FileEntryRecord,
     Interaction,
     NodeInfo,
     RewoundSession,
@@ -423,7 +422,7 @@ class SessionManager:
         changes = [FileChangeRecord(path=each.path, kind=each.kind, size=each.size) for each in found.changes]
         return WorkspaceDiff(diff=found.diff, changes=changes)
 
-    async def recorded_file(self, user: str, session_id: str, path: str, at: str) -> bytes | list[FileEntryRecord]:
+    async def recorded_file(self, user: str, session_id: str, path: str, at: str) -> bytes | list[FileEntry]:
         """Return the content of a file at a point, or the changed files below a folder; FileNotFoundError."""
         state = await self.state(user, session_id, at)
         return await read_recorded(store_of(self.storage), state, path, at)

@@ -10,8 +10,9 @@ from typing import Any, Literal
 import orjson
 
 from carrel.errors import PointNotFound, SessionNotFound
+from carrel.execution.executor import FileEntry
 from carrel.execution.results import RecordedVariable
-from carrel.session.recording import FileEntry, states_key, text_key
+from carrel.session.recording import RecordedFile, states_key, text_key
 from carrel.session.storage import StorageBackend
 from carrel.storage.base import Store
 
@@ -48,7 +49,7 @@ class RecordedState:
     variables_left_out: int = 0
     changed_by: dict[str, str] = field(default_factory=dict)
     """For each variable, the step that made it what it is."""
-    files: dict[str, FileEntry] = field(default_factory=dict)
+    files: dict[str, RecordedFile] = field(default_factory=dict)
     files_left_out: int = 0
 
     def add(self, line: Mapping[str, Any]) -> None:
@@ -249,6 +250,25 @@ async def read_text(store: Store, session_id: str, digest: str) -> bytes | None:
     if not digest or digest[0] in "~?":
         return None
     return await store.get(text_key(session_id, digest))
+
+
+async def read_recorded(store: Store, state: RecordedState, path: str, at: str) -> bytes | list[FileEntry]:
+    """Return the content of a file in a state, or the changed files below a folder; FileNotFoundError names `at`."""
+    path = path.removeprefix("./").strip("/").removesuffix("/.")
+    if (entry := state.files.get(path)) is not None and entry[0] != "deleted":
+        data = await read_text(store, state.session_id, entry[2])
+        if data is None:
+            raise FileNotFoundError(f"the content of {path!r} at {at!r} was not kept: it is no text, or too large")
+        return data
+    folder = "" if path in ("", ".") else f"{path}/"
+    inside = {name: each for name, each in state.files.items() if name.startswith(folder) and each[0] != "deleted"}
+    if not inside and folder:
+        raise FileNotFoundError(f"{path!r} was not changed up to {at!r}, so it was not recorded")
+    found: dict[str, FileEntry] = {}
+    for name, each in sorted(inside.items()):
+        first, _, rest = name.removeprefix(folder).partition("/")
+        found[first] = FileEntry(first, "folder" if rest else "file", 0 if rest else each[1])
+    return list(found.values())
 
 
 async def _text(store: Store, state: RecordedState, digest: str) -> str | None:

@@ -48,7 +48,7 @@ _RARELY = 20
 """So many times longer than the last look took, the next one waits: it is for large workspaces."""
 _LONGEST = 5.0
 
-FileEntry = tuple[str, int, str, str]
+RecordedFile = tuple[str, int, str, str]
 """Kind of the change, size, and the digests of the content now and at the start; empty where it was not read."""
 
 
@@ -83,8 +83,8 @@ class Recording:
         """The variables as they were written, without secrets."""
         self._is_current = True
         """Whether `_variables` are those after the last run."""
-        self._entries: dict[str, FileEntry] = {}
-        self._read: dict[str, tuple[Seen, FileEntry]] = {}
+        self._entries: dict[str, RecordedFile] = {}
+        self._read: dict[str, tuple[Seen, RecordedFile]] = {}
         """What was read of a file, and how it looked then."""
         self._texts: set[str] = set()
         """The digests of kept texts."""
@@ -253,7 +253,7 @@ class Recording:
         """Return how the changed files differ from those recorded last, as a part of a line."""
         self._activity, self._is_dirty = executor.activity, False
         changes, tree = await executor.changes_and_tree()
-        now: dict[str, FileEntry] = {}
+        now: dict[str, RecordedFile] = {}
         for change in changes[:_MAX_FILES]:
             seen, known = tree.get(change.path), self._read.get(change.path)
             if seen is not None and known is not None and known[0] == seen:
@@ -325,7 +325,7 @@ class Recording:
 
     async def _copy_texts(self, line: dict[str, Any], parent: Recording) -> None:
         """Copy the texts of files, so that a fork outlives the session that it comes from."""
-        entries: Mapping[str, FileEntry] = line.get("files", {}).get("set", {})
+        entries: Mapping[str, RecordedFile] = line.get("files", {}).get("set", {})
         for digest in {digest for entry in entries.values() for digest in entry[2:] if digest and digest[0] != "~"}:
             data = await parent._store.get(text_key(parent._id, digest))
             if data is not None:

@@ -149,7 +149,7 @@ async def get_workspace(manager: ManagerDep, user: UserDep, session_id: str, at:
     """The entries of the workspace; with `at`, those that had been changed there."""
     if at is not None:
         found = await manager.recorded_file(user, session_id, ".", at)
-        return FolderListing(entries=found if isinstance(found, list) else [])
+        return _listing(found if isinstance(found, list) else [])
     return _listing(await (await manager.hosted(user, session_id)).executor().list_files("."))
 
 
@@ -165,7 +165,7 @@ async def get_file(manager: ManagerDep, user: UserDep, session_id: str, path: Fi
         found = await manager.recorded_file(user, session_id, path, at)
         if isinstance(found, bytes):
             return Response(found, media_type="application/octet-stream")
-        return FolderListing(entries=found)
+        return _listing(found)
     executor = (await manager.hosted(user, session_id)).executor()
     with _refuse_invalid(path):
         if path.endswith("/"):
