@@ -20,7 +20,7 @@ from carrel.wire.answers import NodeInfo
 app = typer.Typer()
 cluster = group(
     "cluster",
-    "The nodes of a cluster: `carrel serve --join` processes that share a store.",
+    "Nodes of a cluster. They are `carrel serve --join` processes that share a store.",
     panel=SERVER,
     example="carrel cluster status --store redis://127.0.0.1:6379/0",
 )
@@ -98,7 +98,7 @@ async def up(
         typer.Option("--follow", help="Follow Ray nodes that come and go until Ctrl-C; always so with `local`."),
     ] = False,
 ) -> None:
-    """Start nodes on the machines of a Ray cluster, or wait for those at a list of URLs.
+    """Start nodes on Ray, or wait for those at a list of URLs.
 
     Each machine has carrel in the same version. A machine that leaves a Ray cluster takes its node with it; a node
     there that has ended is started again. Of the nodes at the URLs, those after the first N are drained."""
@@ -119,7 +119,9 @@ async def up(
 
 @command(cluster, "down", example="carrel cluster down --store redis://127.0.0.1:6379/0 --ray-address auto")
 async def down(store: SharedStore, ray_address: RayAddress = None, urls: Urls = None) -> None:
-    """End all nodes that `up` has started on Ray, or those at a list of URLs, with their sessions."""
+    """End all nodes, with their sessions.
+
+    They are those that `up` has started on Ray, or those at a list of URLs."""
     async with _open_nodes(store, urls, ray_address) as engine:
         ended = [each.name for each in await engine.list() if each.name]
         await asyncio.gather(*map(engine.remove, ended))
@@ -175,7 +177,9 @@ async def drain(
     undo: Annotated[bool, typer.Option("--undo", help="Let the node take sessions again.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Return when the node has ended.")] = False,
 ) -> None:
-    """Let a node take no new sessions, and end when its last one has ended."""
+    """Let a node end after its last session.
+
+    It takes no new sessions."""
     if undo and (deadline is not None or wait):
         raise WrongUsage("--undo goes with neither --deadline nor")
     until = time.time() + parse_age(deadline).total_seconds() if deadline is not None else None

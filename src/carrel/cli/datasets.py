@@ -212,7 +212,7 @@ async def import_dataset(
     cache: CacheFolder = None,
     as_json: Json = False,
 ) -> None:
-    """Make a dataset from SWE-bench samples, Harbor tasks or a repository.
+    """Make a dataset of SWE-bench, Harbor or git data.
 
     The commits of a repository that change both source and tests become samples."""
     if not name:
