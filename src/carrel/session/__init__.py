@@ -16,7 +16,6 @@ from carrel.session.points import (
     read_state,
     read_text,
     recorded_checkpoints,
-    store_of,
 )
 from carrel.session.recording import RECORDED, Recorded
 from carrel.session.session import Session
@@ -28,6 +27,7 @@ from carrel.session.storage import (
     SharedStorage,
     StorageBackend,
     open_shared_storage,
+    store_of,
 )
 
 __all__ = [

@@ -30,7 +30,7 @@ from carrel.execution.docker_engine import connect
 from carrel.execution.durable import volumes_of_state
 from carrel.execution.executor import BasicExecutor, KeepsState, SavedVariables
 from carrel.session.options import settings_of
-from carrel.session.storage import StorageBackend
+from carrel.session.storage import StorageBackend, store_of
 from carrel.session.stored_state import StoredState
 from carrel.storage.base import MISSING, Lock, Missing, Stamp, Store
 from carrel.storage.files.store import FileStore
@@ -131,12 +131,6 @@ def state_key(session_id: str, name: str) -> str:
     return f"sessions/{session_id}/workspace-state/{name}"
 
 
-def state_store(storage: StorageBackend) -> Store:
-    """The store that has the conversations of a storage, and what is known of its durable sessions."""
-    store: Store = getattr(storage, "trace_store", storage.store)
-    return store
-
-
 def state_base(storage: StorageBackend) -> Path | None:
     """The folder on this machine's disk below which the sessions of a storage keep their files."""
     base: Path | None = getattr(storage, "state_base", None)
@@ -212,7 +206,7 @@ async def request_pause(store: Store, session_id: str, seconds: float = _PAUSE_S
 
 async def delete_state(storage: StorageBackend, session_id: str) -> None:
     """Remove the files and variables of a durable session; SessionBusy if a process has it open."""
-    store, base = state_store(storage), state_base(storage)
+    store, base = store_of(storage), state_base(storage)
     lock = await store.lock(state_key(session_id, "open"), wait=False)
     if lock is None:
         raise busy(session_id, await owner_of(store, session_id))
@@ -249,7 +243,7 @@ def why_not_durable(storage: StorageBackend, executor: BasicExecutor) -> str:
     if not isinstance(executor, KeepsState):
         return f"{type(executor).__name__} cannot keep files and variables; use a SubprocessExecutor"
     config = getattr(executor, "config", None)
-    if isinstance(config, ContainerConfig) and not isinstance(state_store(storage), FileStore):
+    if isinstance(config, ContainerConfig) and not isinstance(store_of(storage), FileStore):
         return (
             f"the files of a container stay on its engine, where {type(storage).__name__} has no part of them; use a "
             "FileStorage, or a SubprocessExecutor"
@@ -266,7 +260,7 @@ class DurableState:
         """`pause` is called when another process asks for it, or has taken over the session."""
         base = state_base(storage)
         assert base is not None
-        self._store = state_store(storage)
+        self._store = store_of(storage)
         self._id = session_id
         self._executor = executor
         self._pause = pause

@@ -13,7 +13,7 @@ from carrel.errors import PointNotFound, SessionNotFound
 from carrel.execution.executor import FileEntry
 from carrel.execution.results import RecordedVariable
 from carrel.session.recording import RecordedFile, states_key, text_key
-from carrel.session.storage import StorageBackend
+from carrel.session.storage import StorageBackend, store_of
 from carrel.storage.base import Store
 
 START, NOW = "start", "now"
@@ -125,12 +125,6 @@ async def recorded_checkpoints(store: Store, session_id: str) -> list[RecordedPo
             label = str(line.get("label") or "")
             found.append(RecordedPoint(str(line["point"]), label, int(line["seq"]), float(line["at"]), *counts))
     return found
-
-
-def store_of(storage: StorageBackend) -> Store:
-    """Return the store in which sessions of a storage are recorded."""
-    store: Store = getattr(storage, "trace_store", storage.store)
-    return store
 
 
 async def read_state(store: Store, session_id: str, point: Point) -> RecordedState:

@@ -24,8 +24,7 @@ from carrel.execution.file_changes import Seen
 from carrel.execution.results import RecordedVariable, VariableReport
 from carrel.execution.worker_executor import WorkerExecutor
 from carrel.guest.worker.recording import NO_FILES
-from carrel.session.storage import StorageBackend
-from carrel.storage.base import Store
+from carrel.session.storage import StorageBackend, store_of
 from carrel.storage.memory import MemoryStore
 from carrel.text import escape_surrogates
 from carrel.tracing import LogWriter, Step
@@ -73,7 +72,7 @@ class Recording:
     ) -> None:
         """What is in memory only is not recorded: it ends with the process."""
         self._id, self._storage = session_id, storage
-        self._store: Store = getattr(storage, "trace_store", storage.store)
+        self._store = store_of(storage)
         kept = not isinstance(self._store, MemoryStore)
         self._worker = executor if kept and "variables" in what and isinstance(executor, WorkerExecutor) else None
         self._files = executor if kept and "files" in what and isinstance(executor, CommandsAndFiles) else None

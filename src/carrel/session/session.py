@@ -40,7 +40,6 @@ from carrel.session.durable import (
     SavedState,
     read_record_file,
     resume_note,
-    state_store,
     why_not_durable,
 )
 from carrel.session.library_methods import SessionLibraryMethods
@@ -53,7 +52,7 @@ from carrel.session.options import (
     split_options,
 )
 from carrel.session.recording import RECORDED, Recorded, Recording
-from carrel.session.storage import MemoryStorage, StorageBackend, check_id, check_storage
+from carrel.session.storage import MemoryStorage, StorageBackend, check_id, check_storage, store_of
 from carrel.session.workspace import SessionWorkspace
 from carrel.text import html_table
 from carrel.tracing import Step, StepRecorder, TraceLog, otel_exporter
@@ -141,7 +140,7 @@ class Session(SessionWorkspace, SessionLibraryMethods):
             secrets=secrets,
             session_id=self.id,
         )
-        self._trace_log = TraceLog(getattr(storage, "trace_store", storage.store), f"sessions/{self.id}/trace.jsonl")
+        self._trace_log = TraceLog(store_of(storage), f"sessions/{self.id}/trace.jsonl")
         exporter = otel_exporter(self.id)
         self._steps = StepRecorder(
             [self._trace_log] if exporter is None else [self._trace_log, exporter],
@@ -356,7 +355,7 @@ class Session(SessionWorkspace, SessionLibraryMethods):
         self._resume_note = resume_note(self._resumed)
 
     async def _count_messages(self) -> int:
-        if await state_store(self.storage).stamp(f"sessions/{self.id}/messages.jsonl") is None:
+        if await store_of(self.storage).stamp(f"sessions/{self.id}/messages.jsonl") is None:
             return 0
         return (await self._branch.checkpoint("")).message_count
 

@@ -57,6 +57,12 @@ def check_id(session_id: str) -> str:
     return checked_id(session_id)
 
 
+def store_of(storage: StorageBackend) -> Store:
+    """Return the store with the conversations of a storage, and with what is known and recorded of its sessions."""
+    store: Store = getattr(storage, "trace_store", storage.store)
+    return store
+
+
 class _Storage:
     """Builds the parts of a storage on a Store; the kinds differ only in the Store."""
 
