@@ -58,7 +58,7 @@ class Worker:
         self._changed = True
         """Whether the variables have changed since the snapshot was made."""
         self._is_unused = True
-        """Whether there are no variables to lose yet: a session that only runs commands needs no snapshot, of 0.7 MB."""
+        """Whether there are no variables to lose yet: a session that only runs commands needs no snapshot (0.7 MB)."""
         self._last_run: Any = None
         self._unreported: Any = None
         """The run after which the host wants to know the variables; None once they were reported, or another request
