@@ -21,6 +21,11 @@ class Directory:
         self._store = store
         self._cache: OrderedDict[str, str] = OrderedDict()
 
+    def known(self, session_id: str, nodes: Container[str]) -> str | None:
+        """Return the node of a session if it is known here and one of `nodes`."""
+        found = self._cache.get(session_id)
+        return found if found is not None and found in nodes else None
+
     async def find(self, session_id: str, nodes: Container[str] | None = None) -> str | None:
         """Return the node of a session; None if there is no such session, or none has it.
 

@@ -391,8 +391,10 @@ class Gateway:
 
     async def _to_session(self, request: _Request, session_id: str) -> None:
         for is_last in (False, True):
-            async with asyncio.timeout(_STORE_SECONDS):
-                name = await self._directory.find(session_id, self._nodes)
+            name = self._directory.known(session_id, self._nodes)
+            if name is None:
+                async with asyncio.timeout(_STORE_SECONDS):
+                    name = await self._directory.find(session_id, self._nodes)
             if name is None or (name not in self._nodes and not self._is_held(name)):
                 # It is not on any node: what is recorded of it can be read at each of them.
                 await self._to_any(request)
