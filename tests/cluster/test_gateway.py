@@ -206,7 +206,7 @@ def test_the_page_shows_the_sessions_of_all_nodes(cluster: ClusterProcesses, spr
         for session_id in spread.values():
             assert session_id in text
             assert page.get(f"/s/{session_id}/tree").status_code == 200
-            assert "checkpoints" in page.get(f"/s/{session_id}/tree", headers={"Accept": "application/json"}).json()
+            assert "family" in page.get(f"/s/{session_id}/tree", headers={"Accept": "application/json"}).json()
 
 
 def test_one_id_joins_the_gateway_and_the_trace_on_the_node(new_cluster: NewCluster) -> None:
