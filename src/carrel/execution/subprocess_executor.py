@@ -87,7 +87,7 @@ class SubprocessExecutor(DurableExecutor):
                 settings, private = self._settings(packages, self._confinement), self._private(packages)
                 await connection.transport.open(settings, private)
                 await connection.wait_ready("start")
-            if self._loads_at_start:
+            if self._state is not None and self._loads_at_start:
                 self.resumed = await self._load(connection)
                 self._loads_at_start = False
             self._watch_disk(connection)
@@ -191,7 +191,8 @@ class SubprocessExecutor(DurableExecutor):
         await self._drop_checkpoints()
         if self._scratch is not None and self._state is None:
             await asyncio.to_thread(temp_dirs.remove, self._scratch)
-        self._close_state()
+        if self._state is not None:
+            self._close_state()
         self.holds = None
 
     async def _drop_checkpoints(self) -> None:

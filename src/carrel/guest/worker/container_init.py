@@ -36,7 +36,7 @@ from ..processes import (
 )
 from . import command_server, main
 from .container_facts import killed_for_memory, python_facts
-from .state_transfer import StateFile
+from .state_transfer import StateTransfer
 
 HEAD = struct.Struct(">cI")
 """Before each frame: its channel, and how many bytes follow."""
@@ -73,7 +73,7 @@ class ContainerInit:
         self._environment: dict[str, str] = {}
         self._broken_reason = ""
         self._stop_guard = StopGuard(kill_descendants)
-        self._state = StateFile(self._send_state, self._watch, self._unwatch)
+        self._state = StateTransfer(self._send_state, self._watch, self._unwatch)
         self._server = 0
         """The process number of the command server."""
         self._to_server = bytearray()

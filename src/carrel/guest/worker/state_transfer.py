@@ -16,7 +16,7 @@ Send = Callable[[Any], None]
 """Takes a piece of the content, or a record."""
 
 
-class StateFile:
+class StateTransfer:
     """The file that is being transferred; another takes its place with each save or load."""
 
     def __init__(

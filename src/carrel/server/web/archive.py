@@ -91,7 +91,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class SessionPage:
+class FoundSessions:
     """A page of the list."""
 
     rows: list[SessionRow]
@@ -125,13 +125,13 @@ class Archive:
         self._listed: Listing | None = None
         self._listing_lock = asyncio.Lock()
 
-    async def sessions(self, user: str | None, number: int, only: Mapping[str, str]) -> SessionPage:
+    async def sessions(self, user: str | None, number: int, only: Mapping[str, str]) -> FoundSessions:
         """Return a page of the list, newest first. None is for all users. `only` are the filters: by name, a value."""
         if user is not None:
             status: Any = only.get("state") or None
             found = await self.records.list_sessions(user, status, page=number, page_size=PAGE_SIZE, cursor=None)
             rows = [await self._row_of(each, await self._meta(each.session_id), {}) for each in found.sessions]
-            return SessionPage(rows, found.has_more, {"state": await self._states_of(user)})
+            return FoundSessions(rows, found.has_more, {"state": await self._states_of(user)})
         listing = await self._listing()
         kept = listing.metas
         if only:
@@ -140,7 +140,7 @@ class Archive:
         records = await self.records.get_sessions([meta["id"] for meta in shown])
         attempts = await self._attempts()
         rows = [await self._row_of(records.get(meta["id"]), meta, attempts) for meta in shown]
-        return SessionPage(rows, number * PAGE_SIZE < len(kept), listing.counts)
+        return FoundSessions(rows, number * PAGE_SIZE < len(kept), listing.counts)
 
     async def _listing(self) -> Listing:
         """Return all sessions; for two seconds the same, because two files of each session are looked at."""
