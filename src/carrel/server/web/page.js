@@ -59,7 +59,7 @@ function merge(page, side) {
   const links = new Set([...(lines?.querySelectorAll("a") ?? [])].map((link) => link.hash));
   const fresh = [...page.querySelectorAll(".outline li")].filter((line) => !links.has(line.querySelector("a").hash));
   keepPlace(() => {
-    log.querySelector(":scope > .empty")?.remove();
+    if (added.length) log.querySelector(":scope > .empty")?.remove();
     if (side === "before") {
       for (const day of added.filter((each) => each.className === "day")) days.find(isSame(day))?.remove();
       log.prepend(...added);
@@ -113,7 +113,9 @@ async function look() {
     const follow = isAtEnd();
     if (page) merge(page, "after");
     const now = page ? Number(log.dataset.last) : last;
-    if (!unread) notice.href = page ? `#entry-${seen + 1}` : location.pathname;
+    // Results are shown with their calls, so the first new entry may have no place of its own.
+    const first = [...log.children].find((each) => Number(each.id.slice(6)) > seen) ?? log.lastElementChild;
+    if (!unread) notice.href = page ? `#${first?.id}` : location.pathname;
     unread = page && follow ? 0 : unread + now - seen;
     log.dataset.seen = now;
     announce();
@@ -125,10 +127,12 @@ async function look() {
 
 if (log) {
   if (!location.search && !location.hash) log.scrollIntoView({ behavior: "instant", block: "end" });
-  notice.addEventListener("click", () => {
+  const read = () => {
     unread = 0;
     announce();
-  });
+  };
+  notice.addEventListener("click", read);
+  addEventListener("scroll", () => unread && log.dataset.last === log.dataset.seen && isAtEnd() && read(), { passive: true });
   setInterval(look, 2000);
   addEventListener("visibilitychange", look);
 }
