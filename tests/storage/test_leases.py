@@ -130,11 +130,25 @@ async def test_a_name_of_a_living_process_is_refused() -> None:
     leases = Leases(store, 1)
     lease = await leases.take("n")
     assert lease is not None
-    keeper = LeaseKeeper(leases, lease, lambda: b"", _ignore)
+    keeper = LeaseKeeper(leases, lease, lambda: b"ready", _ignore)
     keeper.start()
     with pytest.raises(LeaseHeld, match="is alive; use another name"):
         await Leases(store, 1).take_or_wait("n")
     await keeper.close()
+
+
+async def test_a_name_is_waited_for_while_its_sessions_are_settled() -> None:
+    store = MemoryStore()
+    settling = Leases(store, 1)
+    lease = await settling.take("n")
+    assert lease is not None
+    waiting = asyncio.create_task(Leases(store, 0.6).take_or_wait("n"))
+    for _ in range(10):
+        await asyncio.sleep(0.1)
+        await settling.renew(lease, b"")
+    assert not waiting.done()
+    await settling.give_back(lease)
+    assert await waiting is not None
 
 
 async def _ignore(is_late: bool) -> None:

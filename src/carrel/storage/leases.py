@@ -187,11 +187,13 @@ class Leases:
 
     async def take_or_wait(self, name: str, info: bytes = b"") -> Lease:
         """Take a name; if it is held, wait until its holder is overdue, or raise `LeaseHeld` if it is renewed."""
-        renewals: set[float] = set()
+        renewals: set[tuple[str, float]] = set()
         while (lease := await self.take(name, info)) is None:
             holder = next((each for each in await self.look() if each.name == name), None)
             if holder is not None:
-                renewals.add(holder.renewed_at)
+                # Without an info, a gateway renews it while it settles what the holder before has left.
+                if holder.info:
+                    renewals.add((holder.process, holder.renewed_at))
                 # One may come late, from a process that has ended.
                 if len(renewals) > _LIVING_RENEWALS:
                     raise LeaseHeld(f"the name {name!r} is used by {holder.process}, which is alive; use another name")
