@@ -4,6 +4,7 @@ A machine is a folder of its own here; the store is a real Redis."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import tarfile
@@ -18,6 +19,7 @@ from carrel.errors import StateNotSaved
 from carrel.execution.config import SubprocessConfig
 from carrel.execution.packed_state import StateImport, pack_files
 from carrel.execution.subprocess_executor import SubprocessExecutor
+from carrel.storage.server_parts import RenewedLock
 from tests.support.missing_parts import skip_without
 from tests.support.real_postgres import NoPostgres, RealPostgres
 
@@ -136,6 +138,24 @@ async def test_one_machine_at_a_time(opened: Open) -> None:
             with pytest.raises(SessionBusy):
                 await session.save()
     async with opened("three") as other:
+        assert (await other.run("x")).value == 2
+
+
+async def test_a_session_whose_lock_ran_out_continues_if_no_other_process_has_opened_it(opened: Open) -> None:
+    async with opened("one") as session:
+        await session.run("x = 1")
+        durable = session._durable
+        assert durable is not None
+        lock = durable._lock
+        assert isinstance(lock, RenewedLock)
+        await lock._leases.release(lock._key, lock._token)  # as if the store had been away for long
+        async with asyncio.timeout(60):
+            while durable._lock is lock:  # noqa: ASYNC110 -- no event says it
+                await asyncio.sleep(0.05)
+        with pytest.raises(SessionBusy):
+            await opened("two").start()
+        await session.run("x = 2")
+    async with opened("two") as other:
         assert (await other.run("x")).value == 2
 
 

@@ -44,6 +44,8 @@ _SAVE_SHARE = 5.0
 """How many times longer than the last save took the next one waits, so that saving takes a fifth of a processor."""
 STOP_SECONDS = 2.0
 """How long the end of a session waits for code that was interrupted."""
+_STORE_SECONDS = 1.0
+"""How long a store that does not answer is left alone."""
 _PAUSE_SECONDS = 60.0
 """How long another process has to save and close a session that it was asked to pause."""
 _EPOCH = datetime.fromtimestamp(0, UTC)
@@ -386,18 +388,44 @@ class DurableState:
         return self._before is not None
 
     async def _obey_requests(self) -> None:
-        with suppress(StorageError):
-            async for _, record in self._store.watch(state_key(self._id, "requests.jsonl"), 1):
-                if record == b'{"op":"pause"}':
-                    self._tasks.append(asyncio.create_task(_call(self._pause)))
-                    return
+        while True:
+            with suppress(StorageError):
+                async for _, record in self._store.watch(state_key(self._id, "requests.jsonl"), 1):
+                    if record == b'{"op":"pause"}':
+                        self._tasks.append(asyncio.create_task(_call(self._pause)))
+                        return
+            await asyncio.sleep(_STORE_SECONDS)
 
-    async def _watch_lock(self, lock: Lock) -> None:
-        await lock.lost.wait()
+    async def _watch_lock(self, lock: Lock | None) -> None:
+        while lock is not None:
+            await lock.lost.wait()
+            lock = self._lock = await self._take_again()
         logger.error("the session %s was taken over by another process; it ends here, and is not saved", self._id)
-        self._lock = None
         self._closing = True
         self._tasks.append(asyncio.create_task(_call(self._pause)))
+
+    async def _take_again(self) -> Lock | None:
+        """Take the lock once more, unless another process has opened the session since it was lost."""
+        while True:
+            try:
+                lock = await self._store.lock(state_key(self._id, "open"), wait=False)
+                if lock is None:
+                    return None
+                if await self._own_stamp() is not None:
+                    logger.warning("the session %s was not opened by another process, and continues", self._id)
+                    return lock
+                await lock.release()
+                return None
+            except StorageError as problem:
+                logger.warning("session %s: %s", self._id, problem)
+                await asyncio.sleep(_STORE_SECONDS)
+
+    async def _own_stamp(self) -> Stamp | None:
+        """Return the version of the record if this process has written it, else None."""
+        stamp = await self._store.stamp(state_key(self._id, "session.json"))
+        found, mine = await read_record(self._store, self._id), self._record
+        is_own = found is not None and (found.host, found.pid, found.since) == (mine.host, mine.pid, mine.since)
+        return stamp if is_own else None
 
     # --- saving -----------------------------------------------------------------------------------------------------
 
@@ -495,6 +523,9 @@ class DurableState:
             return
         key, data = state_key(self._id, "session.json"), self._record.encode()
         stamp = await self._store.put(key, data, expect=self._stamp)
+        if stamp is None and (own := await self._own_stamp()) is not None:
+            # A write that seemed to have failed has arrived.
+            stamp = await self._store.put(key, data, expect=own)
         if self._stored is not None:
             if stamp is None:
                 # Another machine has opened it: this one was not heard of for longer than its lease.
