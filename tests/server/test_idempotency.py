@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from carrel.errors import StorageUnavailable
+from carrel.server.answers import ANSWERS, MAX_ANSWER_AGE, AnswerStore, KeptAnswer
 from carrel.server.app import create_app
 from carrel.server.auth import ApiKeys
-from carrel.server.records import ANSWERS, MAX_ANSWER_AGE, AnswerStore, KeptAnswer
 from carrel.server.session_manager import SessionManager
 from carrel.server.settings import ServerSettings
 from carrel.session import FileStorage

@@ -29,7 +29,8 @@ from carrel.errors import (
     StorageUnavailable,
     TooMany,
 )
-from carrel.server.records import json_object, parse_lines
+from carrel.server.answers import json_object
+from carrel.server.records import parse_lines
 from carrel.server.responses import PREFIX, send_error
 from carrel.server.settings import ServerSettings, open_storage
 from carrel.storage.base import MISSING, Store

@@ -23,6 +23,7 @@ from carrel.errors import (
     DatasetInvalid,
     DatasetNotFound,
     FilesRefused,
+    ForkRefused,
     JobNotFound,
     KeyNotAccepted,
     MessageRefused,
@@ -169,7 +170,7 @@ async def _carrel_error(request: Request, problem: Exception) -> JSONResponse:
             return _conflict(type(problem)(manager.hide_paths(str(problem))))
         case ConfigurationError() | MessageRefused():
             return _error(422, problem)
-        case StorageError():
+        case StorageError() | ForkRefused(__cause__=StorageError()):
             return _error(503, problem, {"Retry-After": "5"})
         case _:
             return _conflict(problem)

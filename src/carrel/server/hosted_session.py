@@ -427,18 +427,17 @@ class HostedSession:
     # --- events -----------------------------------------------------------------------------------------------------
 
     async def note(self, kind: EventKind, event: dict[str, Any]) -> None:
-        """Write an event of the session."""
-        await self._records.append_event(self.id, kind, {"at": now().isoformat(), **event})
+        """Write an event of what was done; an error would make the caller do it again."""
+        try:
+            await self._records.append_event(self.id, kind, {"at": now().isoformat(), **event})
+        except StorageError as problem:
+            logger.warning("session %s: its log lacks that a %s was done: %s", self.id, kind, problem)
 
     async def note_run(self, code: str, result: ExecutionResult) -> None:
         """Write the event of a run of code."""
         first_line = code.strip().partition("\n")[0][:200]
         self._changed.set()
-        try:
-            await self.note("run", {"code": first_line, "error_type": result.error_type, "duration": result.duration})
-        except StorageError as problem:
-            # The code has run: an error would make its caller run it again.
-            logger.warning("a run of session %s was not recorded as an event: %s", self.id, problem)
+        await self.note("run", {"code": first_line, "error_type": result.error_type, "duration": result.duration})
 
     async def flush_trace(self) -> None:
         """Write the steps that have ended to the trace."""

@@ -16,8 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from carrel.errors import RequestRefused, StorageError
 from carrel.request_id import HEADER, request_id_from
+from carrel.server.answers import AnswerStore, KeptAnswer
 from carrel.server.auth import ApiKey
-from carrel.server.records import AnswerStore, KeptAnswer, session_id_from
+from carrel.server.records import session_id_from
 from carrel.server.responses import PREFIX, send_error, send_json
 
 requests_logger = logging.getLogger("carrel.requests")

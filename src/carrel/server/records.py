@@ -13,14 +13,10 @@ Nothing is read at the start but the list of live sessions; everything else is r
 
 from __future__ import annotations
 
-import asyncio
-import base64
 import logging
 import re
-import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
 
@@ -28,8 +24,9 @@ import orjson
 from pydantic import BaseModel
 
 from carrel.errors import SessionElsewhere, SessionExists, StorageError
+from carrel.server.answers import ANSWERS, json_object
 from carrel.server.session_lists import SessionLists
-from carrel.storage.base import MISSING, Block, Store
+from carrel.storage.base import MISSING, Block, KeyedLock, Store
 from carrel.text import json_bytes
 from carrel.wire.answers import (
     Interaction,
@@ -51,11 +48,6 @@ EventKind = Literal["session", "interaction", "job", "run", "file", "checkpoint"
 _OLD_LOG = "server/sessions.jsonl"
 """Where versions up to 0.1 kept all sessions."""
 SESSION_ID = re.compile(r"[\w.-]{1,200}")
-ANSWERS = "server/answers"
-MAX_ANSWER_AGE = 24 * 3600.0
-"""Seconds for which the answer to a POST with an Idempotency-Key is kept."""
-MAX_ANSWER_BYTES = 16 * 1024 * 1024
-"""Bytes of all such answers in the store; when there are more, the oldest are deleted."""
 _INDEXED_SESSIONS = 200
 """Sessions for which it is remembered where in their log each operation is."""
 
@@ -75,6 +67,9 @@ class RecordStore:
         """Records of operations that could not be written yet, by session and id."""
         self._unsaved: dict[str, SessionRecord] = {}
         """Records of sessions that could not be written yet."""
+        self._uncertain: dict[str, SessionRecord | None] = {}
+        """Sessions whose creation or reopening failed while it was written, each with its record before, if any."""
+        self._turns = KeyedLock()
 
     # --- sessions ---------------------------------------------------------------------------------------------------
 
@@ -94,7 +89,7 @@ class RecordStore:
             await self.store.delete(f"{self._live}/{id_}")
             raise
         except BaseException:
-            await self._discard(id_)
+            await self._undo(id_, None)
             raise
 
     async def reopen_session(self, record: SessionRecord) -> None:
@@ -104,23 +99,45 @@ class RecordStore:
         stamp = await self.store.stamp(key)
         before = _read_record(id_, await self.store.get(key))
         is_elsewhere = before is not None and before.is_live and before.node != record.node
-        if not is_elsewhere:
-            await self.store.put(mark, b"{}")
-            is_elsewhere = await self.store.put(key, record.model_dump_json().encode(), expect=stamp or MISSING) is None
         if is_elsewhere:
-            await self.store.delete(mark)
             raise SessionElsewhere(f"session {id_} was opened on another node")
-        self._unsaved.pop(id_, None)
-        await self.append_event(id_, "session", record)
-
-    async def _discard(self, session_id: str) -> None:
-        """Remove what was written of a session that could not be written completely."""
-        self._operation_index.pop(session_id, None)
         try:
-            await self.store.delete(session_folder(session_id))
-            await self.store.delete(f"{self._live}/{session_id}")
+            await self.store.put(mark, b"{}")
+            if await self.store.put(key, record.model_dump_json().encode(), expect=stamp or MISSING) is None:
+                await self.store.delete(mark)
+                raise SessionElsewhere(f"session {id_} was opened on another node")
+            self._unsaved.pop(id_, None)
+            await self.append_event(id_, "session", record)
+        except SessionElsewhere:
+            raise
+        except BaseException:
+            await self._undo(id_, before)
+            raise
+
+    async def _undo(self, session_id: str, before: SessionRecord | None) -> None:
+        """Remove what was written of a session that could not be written completely; later, if that fails too."""
+        self._uncertain[session_id] = before
+        try:
+            await self._finish_undo(session_id)
         except StorageError as problem:
-            logger.warning("session %s was not removed: %s", session_id, problem)
+            logger.warning("session %s is removed later: %s", session_id, problem)
+
+    async def _finish_undo(self, session_id: str) -> None:
+        async with self._turns.hold(session_id):
+            if session_id not in self._uncertain:
+                return
+            before, key = self._uncertain[session_id], _record_key(session_id)
+            stamp = await self.store.stamp(key)
+            found = _read_record(session_id, await self.store.get(key))
+            if stamp is not None and found is not None and found.is_live and found.node in (None, self._server):
+                if before is not None:
+                    await self.store.put(key, before.model_dump_json().encode(), expect=stamp)
+                    await self._append(session_id, "session", before)
+                elif await self.store.delete(key, expect=(key, stamp)):
+                    await self.store.delete(_log(session_id))
+            await self.store.delete(f"{self._live}/{session_id}")
+            self._operation_index.pop(session_id, None)
+            del self._uncertain[session_id]
 
     async def save_session(self, record: SessionRecord) -> None:
         """Write how a session is now. If that fails, the record is kept in memory and written later."""
@@ -133,14 +150,28 @@ class RecordStore:
     @property
     def has_unsaved(self) -> bool:
         """Whether something could not be written yet."""
-        return bool(self._unsaved or self._unwritten)
+        return bool(self._unsaved or self._unwritten or self._uncertain)
 
     async def save_unsaved(self) -> None:
-        """Write the records that could not be written before."""
+        """Write what could not be written before; StorageError if it still cannot."""
+        for session_id in list(self._uncertain):
+            await self._finish_undo(session_id)
+        for session_id in list(self._unwritten):
+            await self._write_unwritten(session_id)
         for record in list(self._unsaved.values()):
-            await self.save_session(record)
+            await self._save(record)
+
+    async def ensure_saved(self, session_id: str) -> None:
+        """Write a record that could not be written before; StorageError if it still cannot."""
+        if (record := self._unsaved.get(session_id)) is not None:
+            await self._save(record)
 
     async def _save(self, record: SessionRecord) -> None:
+        async with self._turns.hold(record.session_id):
+            if self._unsaved.get(record.session_id, record) is record:  # Else a newer one is written after this.
+                await self._write(record)
+
+    async def _write(self, record: SessionRecord) -> None:
         id_ = record.session_id
         await self.store.put(_record_key(id_), record.model_dump_json().encode())
         await self.append_event(id_, "session", record)
@@ -159,6 +190,7 @@ class RecordStore:
             return unsaved
         if SESSION_ID.fullmatch(session_id) is None:
             return None
+        await self._finish_undo(session_id)
         data = await self.store.get(_record_key(session_id))
         return _read_record(session_id, data)
 
@@ -202,7 +234,8 @@ class RecordStore:
             id_ = key.rpartition("/")[2]
             record = await self.get_session(id_)
             if record is None:
-                await self._discard(id_)
+                await self.store.delete(session_folder(id_))
+                await self.store.delete(key)
                 continue
             if record.is_live and record.node not in (None, self._server):
                 await self.store.delete(key)  # Another node has opened it.
@@ -212,6 +245,8 @@ class RecordStore:
             if record.is_live:
                 left.append(record)
             else:
+                # Perhaps only a part of it was written.
+                await self._append(id_, "session", record)
                 await self._lists.add_missing(record.user_id, record.status, id_, since)
                 await self.store.delete(key)
         return left
@@ -245,8 +280,10 @@ class RecordStore:
 
     async def append_event(self, session_id: str, kind: EventKind, event: BaseModel | dict[str, Any]) -> int:
         """Add a line to the session's log and return its number. Lines that could not be written before come first."""
-        for operation in self._unwritten.pop(session_id, {}).values():
-            await self.save_operation(operation)
+        await self._write_unwritten(session_id)
+        return await self._append(session_id, kind, event)
+
+    async def _append(self, session_id: str, kind: EventKind, event: BaseModel | dict[str, Any]) -> int:
         data = event.model_dump(mode="json") if isinstance(event, BaseModel) else event
         return await self.store.append(_log(session_id), [json_bytes({"type": kind, **data})])
 
@@ -279,9 +316,24 @@ class RecordStore:
 
     async def add_operation(self, operation: Operation) -> None:
         """Write an operation that begins."""
+        await self._write_unwritten(operation.session_id)
+        await self._append_operation(operation)
+
+    async def _append_operation(self, operation: Operation) -> None:
         index = await self._index(operation.session_id)
         kind: EventKind = "interaction" if isinstance(operation, Interaction) else "job"
-        index[_id_of(operation)] = await self.append_event(operation.session_id, kind, operation)
+        seq = await self._append(operation.session_id, kind, operation)
+        # Meanwhile the index may have been removed, and read again.
+        self._operation_index.get(operation.session_id, index)[_id_of(operation)] = seq
+
+    async def _write_unwritten(self, session_id: str) -> None:
+        waiting = self._unwritten.get(session_id, {})
+        for operation in list(waiting.values()):
+            await self._append_operation(operation)
+            if waiting.get(_id_of(operation)) is operation:
+                del waiting[_id_of(operation)]
+        if session_id in self._unwritten and not waiting:
+            del self._unwritten[session_id]
 
     async def save_operation(self, operation: Operation) -> None:
         """Write how an operation is now. If that fails, it is kept in memory and written with the next event."""
@@ -293,10 +345,8 @@ class RecordStore:
 
     async def ensure_written(self, session_id: str, operation_id: str) -> None:
         """Write an operation that could not be written before; StorageError if it still cannot."""
-        operation = self._unwritten.get(session_id, {}).get(operation_id)
-        if operation is not None:
-            await self.add_operation(operation)
-            self._unwritten.get(session_id, {}).pop(operation_id, None)
+        if operation_id in self._unwritten.get(session_id, {}):
+            await self._write_unwritten(session_id)
 
     async def get_operation(self, session_id: str, operation_id: str) -> Operation | None:
         if (unwritten := self._unwritten.get(session_id, {}).get(operation_id)) is not None:
@@ -367,74 +417,6 @@ class RecordStore:
         await self.store.delete(_OLD_LOG)
 
 
-@dataclass(frozen=True, slots=True)
-class KeptAnswer:
-    """The answer to a POST."""
-
-    content: str
-    """The digest of the request."""
-    status: int
-    body: bytes
-    created_at: float
-    """Seconds since the epoch."""
-
-    def to_json(self) -> bytes:
-        body = base64.b64encode(self.body).decode("ascii")
-        return orjson.dumps(
-            {"content": self.content, "status": self.status, "body": body, "created_at": self.created_at}
-        )
-
-    @classmethod
-    def from_json(cls, data: bytes) -> KeptAnswer:
-        fields = json_object(data)
-        body = base64.b64decode(fields["body"])
-        return cls(str(fields["content"]), int(fields["status"]), body, float(fields["created_at"]))
-
-
-class AnswerStore:
-    """The answers of the last day in a Store, one object each: `server/answers/<session>/<name>`.
-
-    They are deleted with the session, after a day, and when all of them together are too large."""
-
-    def __init__(self, store: Store, *, max_bytes: int = MAX_ANSWER_BYTES) -> None:
-        self._store = store
-        self._max_bytes = max_bytes
-        self._unswept = 0
-        """Bytes written since the last sweep."""
-        self._sweeping = asyncio.Lock()
-
-    async def get(self, session_id: str, name: str) -> KeptAnswer | None:
-        """Return the answer, unless it is too old or damaged."""
-        data = await self._store.get(_answer_key(session_id, name))
-        if data is None:
-            return None
-        try:
-            answer = KeptAnswer.from_json(data)
-        except (ValueError, KeyError, TypeError) as problem:
-            logger.warning("%s is damaged and ignored: %s", _answer_key(session_id, name), problem)
-            return None
-        return answer if answer.created_at > time.time() - MAX_ANSWER_AGE else None
-
-    async def keep(self, session_id: str, name: str, answer: KeptAnswer) -> None:
-        data = answer.to_json()
-        await self._store.put(_answer_key(session_id, name), data)
-        self._unswept += len(data)
-        if self._unswept > self._max_bytes // 4 and not self._sweeping.locked():
-            await self.sweep()
-
-    async def sweep(self) -> None:
-        """Delete the answers that are too old, and the oldest of too many."""
-        async with self._sweeping:
-            self._unswept = 0
-            oldest = time.time() - MAX_ANSWER_AGE
-            total = 0
-            found = await self._store.scan(ANSWERS)
-            for key, stamp in sorted(found.items(), key=lambda item: item[1].modified, reverse=True):
-                total += stamp.size
-                if total > self._max_bytes or stamp.modified < oldest:
-                    await self._store.delete(key)
-
-
 def session_id_from(request_id: str) -> str:
     """Return the id of the session that a request creates."""
     return request_id[:32]
@@ -448,18 +430,6 @@ def parse_lines(log: str, block: Block, parse: Callable[[bytes], T]) -> Iterator
         except (ValueError, KeyError, TypeError) as problem:
             reason = str(problem).partition("\n")[0][:200] or type(problem).__name__
             logger.warning("%s, line %d is damaged and ignored: %s", log, number, reason)
-
-
-def json_object(line: bytes) -> dict[str, Any]:
-    """The line as a JSON object, else ValueError."""
-    data = orjson.loads(line)
-    if not isinstance(data, dict):
-        raise ValueError("expected a JSON object")
-    return data
-
-
-def _answer_key(session_id: str, name: str) -> str:
-    return f"{ANSWERS}/{session_id}/{name}"
 
 
 def session_folder(session_id: str) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection
+from contextlib import suppress
 from datetime import timedelta
 
-from carrel.errors import CarrelError, SandboxUnavailable
+from carrel.errors import CarrelError, SandboxUnavailable, StorageError
+from carrel.server.answers import AnswerStore
 from carrel.server.approvals import ApprovalQueue
-from carrel.server.records import AnswerStore, RecordStore, now
+from carrel.server.records import RecordStore, now
 from carrel.session import StorageBackend
 from carrel.session.durable import delete_state
 
@@ -17,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 _SWEEP_SECONDS = 3600.0
 """How often expired records are deleted."""
+_SAVE_SECONDS = 5.0
+"""How often it is tried to write what could not be written."""
 
 
 class Retention:
@@ -38,15 +42,16 @@ class Retention:
         self._approvals = approvals
         self._age = age
         self._live = live
-        self._sweeper: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self._sweeper = asyncio.create_task(self._sweep_regularly())
+        self._tasks = [asyncio.create_task(self._sweep_regularly()), asyncio.create_task(self._save_regularly())]
 
     async def close(self) -> None:
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.wait({self._sweeper})
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def _sweep_regularly(self) -> None:
         while True:
@@ -55,6 +60,12 @@ class Retention:
             except CarrelError as problem:
                 logger.warning("old records could not be deleted: %s", problem)
             await asyncio.sleep(_SWEEP_SECONDS)
+
+    async def _save_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(_SAVE_SECONDS)
+            with suppress(StorageError):  # It was reported when it could not be written for the first time.
+                await self._records.save_unsaved()
 
     async def sweep(self) -> None:
         """Delete what is kept no longer: answers, and the records of sessions that ended long ago."""

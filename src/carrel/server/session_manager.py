@@ -26,6 +26,7 @@ from carrel.errors import (
 )
 from carrel.execution.executor import FileEntry, OnOutput
 from carrel.request_id import current_request
+from carrel.server.answers import AnswerStore
 from carrel.server.approvals import ApprovalQueue
 from carrel.server.executor_pool import ExecutorPool
 from carrel.server.hosted_session import (
@@ -39,7 +40,7 @@ from carrel.server.hosted_session import (
     settle,
 )
 from carrel.server.node import NODE_LOST, Node, StoreLock, node_lost_error
-from carrel.server.records import AnswerStore, RecordStore, now, session_id_from
+from carrel.server.records import RecordStore, now, session_id_from
 from carrel.server.retention import Retention
 from carrel.server.settings import ServerSettings
 from carrel.server.workspaces import Workspaces
@@ -248,9 +249,10 @@ class SessionManager:
         if not record.durable:
             raise SessionNotReady("the session is not durable, so it cannot be paused; create one with `durable: true`")
         if hosted is not None:
-            return await self._end(hosted, "its user paused it", closed=True)
+            record = await self._end(hosted, "its user paused it", closed=True)
         if record.lifecycle != "paused":
             raise SessionNotReady(f"the session is {record.status} and has no stored state, so it cannot be paused")
+        await self._ensure_saved(session_id)
         return record
 
     async def _pause_hosted(self, session_id: str) -> None:
@@ -520,12 +522,18 @@ class SessionManager:
         record = await self.get(user, session_id)
         hosted = self._hosted.get(session_id)
         if hosted is not None:
-            return await self._end(hosted, "its user closed it", closed=True)
-        if record.lifecycle == "paused":
+            record = await self._end(hosted, "its user closed it", closed=True)
+        elif record.lifecycle == "paused":
             await delete_state(self.storage, session_id)
             record = record.model_copy(update={"lifecycle": "ended"})
             await self.records.save_session(record)
+        await self._ensure_saved(session_id)
         return record
+
+    async def _ensure_saved(self, session_id: str) -> None:
+        """In a cluster, what is answered must be known to the others, should this node be lost."""
+        if self.node is not None:
+            await self.records.ensure_saved(session_id)
 
     def _supervise(self, hosted: HostedSession) -> None:
         async def end_when_over() -> None:
