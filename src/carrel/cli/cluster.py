@@ -15,6 +15,7 @@ from carrel import cluster as clusters
 from carrel.cli.exit_codes import WrongUsage
 from carrel.cli.options import SERVER, Json, LogRequests, command, group, parse_age
 from carrel.cli.output import Column, flush, print_json, print_table, print_text
+from carrel.errors import ExecutionError
 from carrel.wire.answers import NodeInfo
 
 app = typer.Typer()
@@ -108,7 +109,11 @@ async def up(
     async with _open_nodes(store, urls, ray_address, words) as engine, clusters.open_cluster(store) as found:
         await engine.wanted(nodes)
         started = {each.name for each in await engine.list() if each.state != "ended"}
-        while not started <= {info.name for info in await found.list()}:  # noqa: ASYNC110 -- other processes
+        while not started <= {info.name for info in await found.list()}:
+            for each in await engine.list():
+                if each.name in started and each.state == "ended":
+                    log = f"nodes/{each.name}.log in carrel's folder" if not urls else "its log"
+                    raise ExecutionError(f"node {each.name} ended while it started; see {log} on its machine")
             await asyncio.sleep(0.5)
         print_text(f"{nodes if urls and nodes else len(started)} nodes run.")
         flush()
@@ -163,6 +168,9 @@ def _print_nodes(found: list[NodeInfo]) -> None:
         )
         for info in found
     ]
+    if not rows:
+        print_text("There is no node; `carrel serve --join --store URL` starts one.")
+        return
     print_table(columns, rows)
 
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from carrel.errors import CarrelError, ConfigurationError
+from carrel.errors import CarrelError
 
 Headers = Sequence[tuple[bytes, bytes]]
 _CONNECT_SECONDS = 3.0
@@ -197,10 +197,9 @@ class NodeConnections:
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError(f"{url!r} is not the URL of a node; expected http://host:port")
         self.url = url
-        self._host = parts.hostname
+        # Another program may have written anything to the store: one wrong node must not end the gateway.
+        self._host = parts.hostname if parts.scheme in ("http", "https") else None
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._idle: deque[Connection] = deque()
@@ -214,6 +213,8 @@ class NodeConnections:
                 self._used.add(connection)
                 return connection
             connection.abort("it was not used for long")
+        if self._host is None:
+            raise NotConnected(f"{self.url!r} is not the URL of a node; expected http://host:port")
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):

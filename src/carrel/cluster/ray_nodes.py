@@ -39,6 +39,7 @@ with open(sys.argv[1], "ab") as log:
     print(subprocess.Popen(sys.argv[2:], **settings).pid)
 """
 """Starts a process that is no child of the actor: Ray kills the children of an actor that ends with its raylet."""
+_CONNECT_SECONDS = 10.0
 _END_SECONDS = 60.0
 """How long a node may take to end its sessions."""
 
@@ -141,10 +142,11 @@ class RayNodes:
 @asynccontextmanager
 async def connect(address: str) -> AsyncIterator[None]:
     """Connect to a Ray cluster: `auto` for the one of this machine, `local` for one that ends with this process."""
-    settings: dict[str, Any] = {"namespace": _NAMESPACE, "log_to_driver": False, "logging_level": logging.WARNING}
+    settings: dict[str, Any] = {"namespace": _NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
     if address != "local":
         settings["address"] = address
     try:
+        await _check_reachable(address)
         await asyncio.to_thread(ray.init, **settings)
     except ConnectionError as problem:
         raise ConfigurationError(
@@ -154,6 +156,18 @@ async def connect(address: str) -> AsyncIterator[None]:
         yield
     finally:
         await asyncio.to_thread(ray.shutdown)
+
+
+async def _check_reachable(address: str) -> None:
+    """Raise ConnectionError at once where Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                _, writer = await asyncio.open_connection(host, int(port))
+        except (OSError, TimeoutError) as problem:
+            raise ConnectionError(str(problem) or "no answer") from None
+        writer.close()
 
 
 def _name(place: str) -> str:

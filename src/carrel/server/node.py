@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -87,6 +88,7 @@ class Node:
             raise ConfigurationError(
                 "--join: a folder cannot be shared by several machines; give --store redis://… or postgresql://…"
             )
+        _check_url(url)
         self.name = settings.name
         self.url = url
         self.is_draining = False
@@ -237,6 +239,20 @@ def read_info(holder: Holder) -> NodeInfo | None:
     except ValueError as problem:
         logger.warning("the info of node %s is damaged and ignored: %s", holder.name, str(problem)[:200])
         return None
+
+
+def _check_url(url: str) -> None:
+    """Raise ConfigurationError for a URL at which gateways cannot reach a node."""
+    expected = "give --url http://ADDRESS:PORT, as gateways and other nodes reach this one"
+    try:
+        parts = urlsplit(url)
+        has_port = parts.port != 0
+    except ValueError as problem:
+        raise ConfigurationError(f"--url {url}: {problem}; {expected}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or not has_port:
+        raise ConfigurationError(f"--url {url} is not the URL of a node; {expected}")
+    if parts.hostname in ("0.0.0.0", "::"):
+        raise ConfigurationError(f"--join: {parts.hostname} is an address to listen on; {expected}")
 
 
 class FrozenMiddleware:
