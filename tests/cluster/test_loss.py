@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Literal
 
 import httpx
@@ -15,7 +16,9 @@ import pytest
 from carrel.server.node import descendants
 from tests.cluster.conftest import NewCluster
 from tests.support.cluster import LEASE, ClusterProcesses, StoreProxy, nodes_of, store_proxy, wait_for
+from tests.support.missing_parts import skip_without
 from tests.support.preloaded_python import preloaded_python
+from tests.support.real_postgres import NoPostgres, RealPostgres
 from tests.support.real_redis import RealRedis
 from tests.support.server_process import create_session, run_command
 
@@ -207,15 +210,31 @@ def test_a_name_of_a_living_node_is_refused(pair: ClusterProcesses) -> None:
         pair.add_node("n1")
 
 
+@pytest.fixture(params=["redis", pytest.param("postgres", marks=pytest.mark.real)])
+def server(request: pytest.FixtureRequest, start_redis: Callable[..., RealRedis]) -> Iterator[RealRedis | RealPostgres]:
+    """A store that keeps its data when it is killed."""
+    if request.param == "redis":
+        yield start_redis(appendonly="yes", appendfsync="always")
+        return
+    try:
+        postgres = RealPostgres().start()
+    except NoPostgres as reason:
+        skip_without(f"no Postgres: {reason}")
+    yield postgres
+    postgres.remove()
+
+
+def through(proxy: StoreProxy, server: RealRedis | RealPostgres) -> str:
+    """Return the URL of a store behind its proxy."""
+    return server.url.replace(f":{server.port}/", f":{proxy.port}/")
+
+
 @pytest.fixture
-def cut(
-    new_cluster: NewCluster, start_redis: Callable[..., RealRedis]
-) -> Iterator[tuple[ClusterProcesses, StoreProxy]]:
+def cut(new_cluster: NewCluster, server: RealRedis | RealPostgres) -> Iterator[tuple[ClusterProcesses, StoreProxy]]:
     """A cluster whose first node reaches the store through a proxy."""
-    redis = start_redis()
-    cluster = new_cluster(redis.url)
-    with store_proxy(redis.port) as proxy:
-        cluster.add_node("n1", store=f"redis://127.0.0.1:{proxy.port}/0")
+    cluster = new_cluster(server.url)
+    with store_proxy(server.port) as proxy:
+        cluster.add_node("n1", store=through(proxy, server))
         yield cluster, proxy
 
 
@@ -278,12 +297,11 @@ def processes_below(pid: int) -> list[str]:
 
 
 def test_a_node_that_ends_its_sessions_when_it_is_cut_off(
-    new_cluster: NewCluster, start_redis: Callable[..., RealRedis]
+    new_cluster: NewCluster, server: RealRedis | RealPostgres
 ) -> None:
-    redis = start_redis()
-    cluster = new_cluster(redis.url)
-    with store_proxy(redis.port) as proxy:
-        cluster.add_node("n1", "--on-store-lost", "end", store=f"redis://127.0.0.1:{proxy.port}/0")
+    cluster = new_cluster(server.url)
+    with store_proxy(server.port) as proxy:
+        cluster.add_node("n1", "--on-store-lost", "end", store=through(proxy, server))
         with cluster.client(cluster.nodes["n1"]) as client:
             session_id = create_session(client)
             assert client.post(f"/sessions/{session_id}/exec", json=COUNTING).status_code == 200
@@ -302,19 +320,42 @@ def test_a_slow_store_only_slows_down(cut: tuple[ClusterProcesses, StoreProxy]) 
         assert execute(client, create_session(client)) == (200, "")
 
 
-def test_a_store_that_is_restarted(new_cluster: NewCluster, start_redis: Callable[..., RealRedis]) -> None:
-    redis = start_redis(appendonly="yes", appendfsync="always")
-    cluster = new_cluster(redis.url)
+def test_a_store_that_is_restarted(new_cluster: NewCluster, server: RealRedis | RealPostgres) -> None:
+    cluster = new_cluster(server.url)
     cluster.add_node("n1")
     cluster.add_gateway()
     with cluster.client() as client:
         session_id = create_session(client)
         done = run_command(client, session_id, "echo before")["interaction_id"]
-        redis.kill()
+        server.kill()
         assert execute(client, session_id)[0] == 503
-        redis.start()
+        server.start()
         wait_for(lambda: execute(client, session_id) == (200, ""))
         assert client.get(f"/sessions/{session_id}/interactions/{done}").json()["stdout"] == "before\n"
+
+
+def test_all_processes_of_a_node_that_are_killed(new_cluster: NewCluster, server: RealRedis | RealPostgres) -> None:
+    """As the end of its machine."""
+    cluster = new_cluster(server.url)
+    cluster.add_node("n1")
+    cluster.add_node("n2")
+    cluster.add_gateway()
+    with cluster.client() as client:
+        session_id = session_on(client, "n1")
+        done = run_command(client, session_id, "echo before")["interaction_id"]
+        client.post(f"/sessions/{session_id}/exec", json=COUNTING)
+        node = cluster.nodes["n1"]
+        for pid in [node.pid, *(pid for pid, _ in descendants(node.pid))]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        assert until_lost(client, session_id) <= {(503, "NodeUnreachable"), (502, "NodeUncertain")}
+        assert_lost(client, session_id, "n1")
+        assert client.get(f"/sessions/{session_id}/interactions/{done}").json()["stdout"] == "before\n"
+        assert client.get(f"/sessions/{create_session(client)}").json()["node"] == "n2"
+        node.kill()
+        node.start()
+        wait_for(lambda: len(nodes_of(client)) == 2)
+        assert execute(client, session_on(client, "n1")) == (200, "")
 
 
 def test_a_gateway_that_is_killed_in_the_middle_of_a_create(pair: ClusterProcesses) -> None:
@@ -357,3 +398,18 @@ def test_a_node_is_drained(pair: ClusterProcesses) -> None:
         assert pair.nodes["n1"].end() == 0
         # Until the gateway sees that the node has ended, it answers that the node cannot be reached.
         wait_for(lambda: client.get(f"/sessions/{session_id}").json().get("status") == "closed")
+
+
+def test_a_drained_node_pauses_its_durable_sessions_at_the_deadline(pair: ClusterProcesses) -> None:
+    with pair.client() as client:
+        session_id = create_session(client, durable=True)
+        where = f"/sessions/{session_id}"
+        node = client.get(where).json()["node"]
+        assert client.post(f"{where}/run", json={"code": "x = 41"}).json()["is_ok"]
+        words = ["-m", "carrel", "cluster", "drain", node, "--deadline", "1s", "--store", pair.store]
+        assert preloaded_python().run(words, os.environ).returncode == 0
+        wait_for(pair.nodes[node].has_ended)
+        assert pair.nodes[node].end() == 0
+        wait_for(lambda: client.post(f"{where}/resume").json().get("status") == "ready")
+        assert client.get(where).json()["node"] != node
+        assert client.post(f"{where}/run", json={"code": "x + 1"}).json()["value"] == 42
