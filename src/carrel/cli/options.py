@@ -214,12 +214,12 @@ def _allowed_types(schema: Any) -> set[str]:
 
 # --- ages, files and confirmation ----------------------------------------------------------------------------------
 
-_AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([mhdw]?)")
-_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks", "": "days"}
+_AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks", "": "days"}
 
 
 def parse_age(text: str) -> timedelta:
-    """Return the duration of `45m`, `12h`, `30d` or `8w`; a number without a unit means days."""
+    """Return the duration of `90s`, `45m`, `12h`, `30d` or `8w`; a number without a unit means days."""
     match = _AGE.fullmatch(text.strip().lower())
     try:
         if match is not None:

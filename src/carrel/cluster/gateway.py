@@ -59,6 +59,8 @@ _HOP_BY_HOP = {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trail
 _NOT_SENT = _HOP_BY_HOP | {b"content-length", b"expect", b"x-forwarded-for", b"x-forwarded-proto", b"x-request-id"}
 _NOT_PASSED_ON = _HOP_BY_HOP | {b"date", b"server"}
 _SAFE = ("GET", "HEAD", "OPTIONS")
+_MAX_WHOLE = 64 * 1024
+"""Bytes of an answer that is passed on as it comes."""
 _MOVABLE = (b"TooManySessions", b"NodeUnreachable")
 """Refusals of a create after which another node can be tried: nothing was done."""
 
@@ -346,6 +348,7 @@ class Gateway:
                         node.placed -= request.status >= 300
                         self.metrics.created.labels(name).inc()
                         return
+                    problem = self._full() if request.status == 429 else _unreachable(f"node {name} takes no sessions")
                 except NotConnected:
                     problem = _unreachable(f"node {name} takes no connection")
             # This node has done nothing, so another one may. A session that exists stays where it is.
@@ -367,10 +370,15 @@ class Gateway:
         chosen = choose([node.expected for node in there], sample, self._random)
         if chosen is not None:
             return self._nodes[chosen.name]
-        if any(node.info.state == "ready" for node in there):
-            count = sum(node.info.sessions for node in there)
-            raise NoAnswer(429, TooManySessions, f"all nodes are full: {count} live sessions")
+        if ready := [node for node in there if node.info.state == "ready"]:
+            if len(tried) < 2:  # Sessions may have ended since the last renewal.
+                return self._random.choice(ready)
+            raise self._full()
         raise _unreachable("no node of the cluster takes new sessions at the moment")
+
+    def _full(self) -> NoAnswer:
+        count = sum(node.info.sessions for node in self._nodes.values())
+        return NoAnswer(429, TooManySessions, f"all nodes are full: {count} live sessions at the last renewal")
 
     async def _fork(self, request: _Request, parent: str) -> None:
         """A fork stays with its parent."""
@@ -462,16 +470,17 @@ class Gateway:
 
     async def _answer_back(self, request: _Request, connection: Connection, *, movable: bool, elsewhere: bool) -> bool:
         status = request.status = connection.status
-        if (movable and status in (429, 503)) or (elsewhere and status == 421):
+        headers = [pair for pair in connection.headers if pair[0] not in _NOT_PASSED_ON]
+        may_move = (movable and status in (429, 503)) or (elsewhere and status == 421)
+        if may_move or int(dict(headers).get(b"content-length", _MAX_WHOLE)) < _MAX_WHOLE:
+            # Whole: if the node breaks off, the client gets an error, and not the beginning of an answer.
             body = await connection.read_all()
-            if status == 421 or any(code in body for code in _MOVABLE):
+            if may_move and (status == 421 or any(code in body for code in _MOVABLE)):
                 return False
-            headers = [pair for pair in connection.headers if pair[0] not in _NOT_PASSED_ON]
             request.has_answer = True
             await request.send({"type": "http.response.start", "status": status, "headers": headers})
             await request.send({"type": "http.response.body", "body": body})
             return True
-        headers = [pair for pair in connection.headers if pair[0] not in _NOT_PASSED_ON]
         request.has_answer = True
         await request.send({"type": "http.response.start", "status": status, "headers": headers})
         # A client that leaves a stream ends it at the node too: what runs for it is stopped.

@@ -27,13 +27,12 @@ from carrel.errors import (
 from carrel.execution import temp_dirs
 from carrel.execution.executor import CommandResult, ExecutionResult, Executor, OnOutput
 from carrel.server.records import EventKind, Operation, RecordStore, now
+from carrel.server.settling import not_run
 from carrel.session import Checkpoint, MemoryStorage, Session, StorageBackend
-from carrel.session.durable import read_record
 from carrel.tasks.environment import PreparedSample
 from carrel.tasks.verification.verifier import SHOWN_OUTPUT
 from carrel.text import escape_surrogates
 from carrel.wire.answers import (
-    NOT_RUN,
     CheckpointRecord,
     FileChangeRecord,
     Interaction,
@@ -359,7 +358,7 @@ class HostedSession:
         words = [shell(), "-c", request.command]
         if request.background:
             words = [shell(), "-c", _RUN_IN_BACKGROUND.replace("/bin/sh", shell()), shell(), request.command, output]
-        changes = _not_run("carrel failed while the command ran")
+        changes = not_run("carrel failed while the command ran")
         try:
             result = await session.execute_command(
                 words,
@@ -375,9 +374,9 @@ class HostedSession:
                 message = f"it writes to {output}"
                 changes |= {"pid": int(result.stdout), "output": output, "stdout": "", "message": message}
         except (CarrelError, OSError, ValueError) as problem:
-            changes = _not_run(self._why_not_run(problem))
+            changes = not_run(self._whynot_run(problem))
         except asyncio.CancelledError:
-            changes = _not_run(self._why_cancelled())
+            changes = not_run(self._why_cancelled())
         finally:
             # Whatever happens, an operation gets an end.
             interaction = interaction.model_copy(update=changes)
@@ -389,7 +388,7 @@ class HostedSession:
             return f"the session was {self._ending[0]} while the command ran: {self._ending[1]}"
         return "the command was stopped"
 
-    def _why_not_run(self, problem: Exception) -> str:
+    def _whynot_run(self, problem: Exception) -> str:
         if isinstance(problem, ExecutorClosed) and self._ending is not None:
             return self._why_cancelled()
         if isinstance(problem, WorkspaceLost):
@@ -461,35 +460,6 @@ def require_operation(kind: type[OperationT], operation_id: str, found: Operatio
     raise JobNotFound(f"the session has no verification {operation_id!r}")
 
 
-async def settle(records: RecordStore, record: SessionRecord, error: ErrorInfo) -> None:
-    """End a session whose processes are gone in its records, with its operations; a durable one is paused."""
-    for operation in await records.operations(record.session_id):
-        if (ended := interrupted(operation, f"{error.message} while it ran")) is not None:
-            await records.save_operation(ended)
-    ended_at = now()
-    is_paused = record.durable and await read_record(records.store, record.session_id) is not None
-    # Clients that wait for a session to be ready stop waiting only for an error.
-    status = "error" if record.status == "creating" and not is_paused else "terminated"
-    changes = {
-        "status": "closed" if is_paused and error.code == "interrupted" else status,
-        "error": error,
-        "closed_at": ended_at,
-        "duration_seconds": (ended_at - record.created_at).total_seconds() if record.created_at else 0.0,
-        "lifecycle": "paused" if is_paused else "ended",
-    }
-    await records.save_session(record.model_copy(update=changes))
-
-
-def interrupted(operation: Operation, reason: str) -> Operation | None:
-    """Return how an operation ends that a server was killed during; None if it had ended."""
-    if isinstance(operation, Interaction):
-        return operation.model_copy(update=_not_run(reason)) if operation.status == "pending" else None
-    if operation.is_finished:
-        return None
-    error = ErrorInfo(code="interrupted", message=reason)
-    return operation.model_copy(update={"status": "error", "error": error, "completed_at": now()})
-
-
 @lru_cache(maxsize=1)
 def shell() -> str:
     """Return bash if there is one: clients of this API write their commands for it."""
@@ -516,11 +486,6 @@ def _command_ended(result: CommandResult, request: RunCommand) -> dict[str, Any]
         "status": "completed",
         "message": message,
     }
-
-
-def _not_run(reason: str) -> dict[str, Any]:
-    nothing = {"stdout": "", "stderr": "", "execution_time_seconds": 0.0}
-    return {"exit_code": NOT_RUN, "success": False, "status": "error", "message": reason, **nothing}
 
 
 def _job_ended(job: Job, result: VerificationResult) -> Job:

@@ -13,6 +13,7 @@ Nothing is read at the start but the list of live sessions; everything else is r
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections import OrderedDict
@@ -48,6 +49,7 @@ EventKind = Literal["session", "interaction", "job", "run", "file", "checkpoint"
 _OLD_LOG = "server/sessions.jsonl"
 """Where versions up to 0.1 kept all sessions."""
 SESSION_ID = re.compile(r"[\w.-]{1,200}")
+_READ_AT_ONCE = 16
 _INDEXED_SESSIONS = 200
 """Sessions for which it is remembered where in their log each operation is."""
 
@@ -229,27 +231,34 @@ class RecordStore:
         """Return the sessions that this server had not ended when its process ended.
 
         The marks of those that were never written, or completely ended, are removed."""
-        left = []
-        for key in await self.store.list(self._live):
-            id_ = key.rpartition("/")[2]
-            record = await self.get_session(id_)
-            if record is None:
-                await self.store.delete(session_folder(id_))
-                await self.store.delete(key)
-                continue
-            if record.is_live and record.node not in (None, self._server):
-                await self.store.delete(key)  # Another node has opened it.
-                continue
+        some = asyncio.Semaphore(_READ_AT_ONCE)
+
+        async def look(key: str) -> SessionRecord | None:
+            async with some:
+                return await self._left_live(key)
+
+        found = await asyncio.gather(*map(look, await self.store.list(self._live)))
+        return [record for record in found if record is not None]
+
+    async def _left_live(self, key: str) -> SessionRecord | None:
+        id_ = key.rpartition("/")[2]
+        record = await self.get_session(id_)
+        if record is None:
+            await self.store.delete(session_folder(id_))
+        elif not record.is_live or record.node in (None, self._server):  # Else another node has opened it.
             since = (record.requested_at or record.expires_at).date()
             await self._lists.add_missing(record.user_id, "all", id_, since)
             if record.is_live:
-                left.append(record)
-            else:
-                # Perhaps only a part of it was written.
-                await self._append(id_, "session", record)
-                await self._lists.add_missing(record.user_id, record.status, id_, since)
-                await self.store.delete(key)
-        return left
+                return record
+            # Perhaps only a part of it was written.
+            await self._append(id_, "session", record)
+            await self._lists.add_missing(record.user_id, record.status, id_, since)
+        await self.store.delete(key)
+        return None
+
+    async def has_left_live(self) -> bool:
+        """Return whether this server has sessions that are not ended completely."""
+        return bool(await self.store.list(self._live))
 
     async def delete_session(self, record: SessionRecord) -> None:
         """Remove everything that is known of a session; lists that name it are cleaned by `SessionLists.sweep`."""

@@ -21,7 +21,6 @@ from carrel.errors import (
     SessionExists,
     SessionNotFound,
     SessionNotReady,
-    StorageError,
     TooManySessions,
 )
 from carrel.execution.executor import FileEntry, OnOutput
@@ -37,12 +36,12 @@ from carrel.server.hosted_session import (
     checkpoint_record,
     read_diff,
     require_operation,
-    settle,
 )
 from carrel.server.node import NODE_LOST, Node, StoreLock, node_lost_error
 from carrel.server.records import RecordStore, now, session_id_from
 from carrel.server.retention import Retention
 from carrel.server.settings import ServerSettings
+from carrel.server.settling import settle_left
 from carrel.server.workspaces import Workspaces
 from carrel.session import (
     RecordedState,
@@ -108,8 +107,7 @@ class SessionManager:
             storage, self.records, self.answers, self.approvals, self.settings.retention, self._hosted.keys()
         )
         self._lock = StoreLock(storage.store)
-        self._closed = False
-        self._started_at = now()
+        self._closed, self._started_at = False, now()
 
     # --- the life of the server -------------------------------------------------------------------------------------
 
@@ -119,11 +117,7 @@ class SessionManager:
         `ServerBusy` if another server uses the store."""
         await (self._lock.take() if self.node is None else self.node.check_store())
         await self.records.import_old_log()
-        for record in await self.records.sessions_left_live():
-            try:
-                await settle(self.records, record, self._left_live_error())
-            except StorageError as problem:
-                logger.warning("session %s could not be ended in its records: %s", record.session_id, problem)
+        await settle_left(self.records, self._left_live_error())
         self._retention.start()
 
     def _left_live_error(self) -> ErrorInfo:
@@ -250,9 +244,12 @@ class SessionManager:
             raise SessionNotReady("the session is not durable, so it cannot be paused; create one with `durable: true`")
         if hosted is not None:
             record = await self._end(hosted, "its user paused it", closed=True)
+        elif record.error is not None and record.error.code == NODE_LOST:
+            raise NodeLost(f"session {session_id}: {record.error.message}; it can be resumed as of its last pause")
         if record.lifecycle != "paused":
             raise SessionNotReady(f"the session is {record.status} and has no stored state, so it cannot be paused")
-        await self._ensure_saved(session_id)
+        if self.node is not None:  # What is answered must be known to the others, should this node be lost.
+            await self.records.ensure_saved(session_id)
         return record
 
     async def _pause_hosted(self, session_id: str) -> None:
@@ -447,11 +444,7 @@ class SessionManager:
     ) -> Interaction:
         """Begin a command. A request that is repeated gets the first command."""
         return await self._start(
-            user,
-            session_id,
-            Interaction,
-            request_id,
-            lambda hosted, id_: hosted.start_command(request, id_, on_output),
+            user, session_id, Interaction, request_id, lambda hosted, id_: hosted.start_command(request, id_, on_output)
         )
 
     async def start_verification(self, user: str, session_id: str, request_id: str | None) -> Job:
@@ -527,13 +520,9 @@ class SessionManager:
             await delete_state(self.storage, session_id)
             record = record.model_copy(update={"lifecycle": "ended"})
             await self.records.save_session(record)
-        await self._ensure_saved(session_id)
-        return record
-
-    async def _ensure_saved(self, session_id: str) -> None:
-        """In a cluster, what is answered must be known to the others, should this node be lost."""
-        if self.node is not None:
+        if self.node is not None:  # What is answered must be known to the others, should this node be lost.
             await self.records.ensure_saved(session_id)
+        return record
 
     def _supervise(self, hosted: HostedSession) -> None:
         async def end_when_over() -> None:

@@ -23,6 +23,7 @@ from carrel.errors import (
     SessionOwner,
     StateNotSaved,
     StorageError,
+    StorageUnavailable,
 )
 from carrel.execution import temp_dirs
 from carrel.execution.config import ContainerConfig
@@ -465,6 +466,18 @@ class DurableState:
             await self._write_record()
             await self._stored.remove_unused(self._record.stored)
 
+    async def _send_last(self) -> None:
+        """Send the state as soon as the store can be reached: without it, another machine gets an earlier state."""
+        until = time.monotonic() + _PAUSE_SECONDS
+        while True:
+            try:
+                return await self._send()
+            except StorageUnavailable as problem:
+                if time.monotonic() > until:
+                    raise
+                logger.warning("session %s: %s", self._id, problem)
+                await asyncio.sleep(_STORE_SECONDS)
+
     async def _save_variables(self, *, may_block: bool = True) -> SavedState:
         """Save the variables; StateNotSaved leaves those that were saved before."""
         async with self._saving:
@@ -509,7 +522,7 @@ class DurableState:
         try:
             self._record.status = status
             try:
-                await self._send()
+                await self._send_last()
             except (StateNotSaved, StorageError, OSError) as problem:
                 self._record.not_saved = str(problem)
                 logger.warning("session %s: %s", self._id, problem)
