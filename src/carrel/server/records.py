@@ -245,7 +245,7 @@ class RecordStore:
         record = await self.get_session(id_)
         if record is None:
             await self.store.delete(session_folder(id_))
-        elif not record.is_live or record.node in (None, self._server):  # Else another node has opened it.
+        elif record.node in (None, self._server):  # Else another node has opened it.
             since = (record.requested_at or record.expires_at).date()
             await self._lists.add_missing(record.user_id, "all", id_, since)
             if record.is_live:
