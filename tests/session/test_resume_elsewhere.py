@@ -141,7 +141,7 @@ async def test_one_machine_at_a_time(opened: Open) -> None:
         assert (await other.run("x")).value == 2
 
 
-async def test_a_session_whose_lock_ran_out_continues_unless_another_process_has_opened_it(opened: Open) -> None:
+async def test_a_lock_that_ran_out_is_taken_again_unless_another_process_has_the_session(opened: Open) -> None:
     async with opened("one") as session:
         await session.run("x = 1")
         durable = session._durable

@@ -410,15 +410,11 @@ class DurableState:
         while True:
             try:
                 lock = await self._store.lock(state_key(self._id, "open"), wait=False)
-                if lock is None:
-                    return None
-                if await self._own_stamp() is not None:
-                    logger.warning("the session %s was not opened by another process, and continues", self._id)
+                if lock is None or await self._own_stamp() is not None:
                     return lock
                 await lock.release()
                 return None
-            except StorageError as problem:
-                logger.warning("session %s: %s", self._id, problem)
+            except StorageError:
                 await asyncio.sleep(_STORE_SECONDS)
 
     async def _own_stamp(self) -> Stamp | None:
@@ -472,10 +468,9 @@ class DurableState:
         while True:
             try:
                 return await self._send()
-            except StorageUnavailable as problem:
+            except StorageUnavailable:
                 if time.monotonic() > until:
                     raise
-                logger.warning("session %s: %s", self._id, problem)
                 await asyncio.sleep(_STORE_SECONDS)
 
     async def _save_variables(self, *, may_block: bool = True) -> SavedState:
