@@ -73,17 +73,18 @@ async def test_an_image_is_built_once_for_each_content(tmp_path: Path, cache: Pa
 
 @pytest.mark.real
 async def test_a_build_that_fails_says_where_and_leaves_nothing(tmp_path: Path, cache: Path, engine: str) -> None:
-    sample = built_sample(tmp_path, f"FROM {IMAGE}\nRUN echo before; no-such-program\n")
-    needed = await needed_images([sample], cache)
-    before = {each["Id"] for each in connect(engine)._api.containers(all=True)}
-    failed = await make_images(needed, cache)
+    mark = f"no-such-program-{os.getpid()}"
+    sample = built_sample(tmp_path, f"FROM {IMAGE}\nRUN echo before; {mark}\n")
+    failed = await make_images(await needed_images([sample], cache), cache)
     (problem,) = failed.values()
     assert "environment/Dockerfile" in problem
-    assert "no-such-program" in problem
+    assert mark in problem
     assert "before" in problem
-    with pytest.raises(EnvironmentFailed, match="no-such-program"):
+    with pytest.raises(EnvironmentFailed, match=mark):
         await prepare_sample(sample, cache)
-    assert {each["Id"] for each in connect(engine)._api.containers(all=True)} <= before
+    # Other tests have containers on the same engine: only those of this build count.
+    left = [each for each in connect(engine)._api.containers(all=True) if mark in str(each["Command"])]
+    assert left == []
     (finding,) = await check([sample], cache=cache)
     assert (finding.status, "no-such-program" in finding.faults[0]) == ("wrong", True)
 

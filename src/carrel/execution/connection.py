@@ -198,6 +198,11 @@ class WorkerConnection(Generic[T]):
 
     # --- start ------------------------------------------------------------------------------------------------------
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the worker has reported; False while it starts."""
+        return self._ready.done()
+
     async def wait_ready(self, step: str) -> None:
         """Wait for the worker's first record; SpawnFailed names the step."""
         self.check_stopped_later()

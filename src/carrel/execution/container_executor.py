@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import mmap
 import os
 import shutil
@@ -19,8 +18,8 @@ from uuid import uuid4
 
 from carrel.errors import CarrelError, ExecutorClosed, ForkRefused, NoPython, SandboxUnavailable
 from carrel.execution import file_changes, temp_dirs
-from carrel.execution.channels import CommandServerGone
-from carrel.execution.commands_and_files import CommandOutput, list_entries, tree_of
+from carrel.execution.channels import CommandServerGone, error_of
+from carrel.execution.commands_and_files import list_entries, tree_of
 from carrel.execution.config import ContainerConfig, path_of, settings_of
 from carrel.execution.connection import SpawnFailed, WorkerConnection
 from carrel.execution.container_settings import HOME, PROGRAM, container_of, environment_of, host_of, image_of, user_of
@@ -126,22 +125,6 @@ async def container_packages(config: ContainerConfig, facts: Mapping[str, Any]) 
 
 
 ContainerConnection = WorkerConnection[ContainerTransport]
-_MOST_OUTPUT = 10_000
-_UNPACK = """
-import json, os, shutil, sys, tarfile
-archive, folder = sys.stdin.buffer, sys.argv[1]
-for name in json.loads(archive.readline()):
-    path = os.path.join(folder, name)
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    elif os.path.lexists(path):
-        os.unlink(path)
-# The host made the archive, and trusts it; older Pythons have no parameter for that.
-trusted = {"filter": "fully_trusted"} if hasattr(tarfile, "data_filter") else {}
-with tarfile.open(fileobj=archive, mode="r|") as files:
-    files.extractall(folder, **trusted)
-"""
-"""Run in the container: removes the files that the first line of its input names, and unpacks the archive after it."""
 _PYTHON = ("python3",)
 _WITHOUT_PYTHON: dict[tuple[str, str], str] = {}
 """By engine and digest of an image, why its Python cannot run the worker's program."""
@@ -189,34 +172,25 @@ class ContainerExecutor(DurableExecutor):
         if self._state is not None:
             transport.state_folder = HOME
         try:
-            async with asyncio.timeout(None) as patience:
-                environment = environment_of(config, transport.facts["path"], with_packages=not self._why_no_code)
-                transport.configure(self._settings(), environment)
-                if self._why_no_code:
-                    self._refuse_packages()
-                    connection.go_without_worker(self._why_no_code)
-                else:
-                    await self._make_packages(connection)
-                    # The worker starts while files are copied: it needs its packages, and no file of the workspace.
-                    transport.start_worker()
-                if self._volumes is None or not self._volumes.has_files:
-                    await self._copy_workspace(connection)
-                patience.reschedule(asyncio.get_running_loop().time() + config.startup_timeout)
-                if not self._why_no_code:
-                    await connection.wait_ready("start")
-        except TimeoutError:
-            await connection.close()
-            raise SpawnFailed("start", None, f"it was not ready within {config.startup_timeout:g} s") from None
+            environment = environment_of(config, transport.facts["path"], with_packages=not self._why_no_code)
+            transport.configure(self._settings(), environment)
+            if self._why_no_code:
+                self._refuse_packages()
+                connection.go_without_worker(self._why_no_code)
+            else:
+                await self._make_packages(connection)
+                # The worker starts while files are copied and the first commands run: it needs its packages only.
+                transport.start_worker()
+            if self._volumes is None or not self._volumes.has_files:
+                await self._copy_workspace(connection)
+            if config.workspace is not None:
+                await self._look_at_workspace(connection)
+            if self._state is not None and self._volumes is not None:
+                await asyncio.to_thread(self._volumes.note_start, self._before.tree())
+                self._watch_disk(connection, self._state)
         except BaseException:
             await connection.close()
             raise
-        if config.workspace is not None:
-            await self._look_at_workspace(connection)
-        if self._state is not None and self._volumes is not None:
-            await asyncio.to_thread(self._volumes.note_start, self._before.tree())
-            if self._loads_at_start:
-                self.resumed, self._loads_at_start = await self._load(connection), False
-            self._watch_disk(connection, self._state)
         return connection
 
     def _open_state(self, engine: Engine, path: Path) -> None:
@@ -446,22 +420,19 @@ class ContainerExecutor(DurableExecutor):
         self, connection: ContainerConnection, archive: Path, at: str, remove: Sequence[str] = ()
     ) -> None:
         """Unpack a tar archive in the container; the paths `remove` are removed first."""
-        output = CommandOutput(_MOST_OUTPUT)
-        command = [*self.python, "-I", "-c", _UNPACK, at]
         try:
             client = await connection.commands.get("agent")
-            request = client.begin({"op": "command", "command": command, "stdin": True}, on_piece=output.add)
+            request = client.begin({"op": "unpack", "path": at, "remove": list(remove)})
             try:
-                await request.send_input(json.dumps(list(remove)).encode("ascii") + b"\n", last=False)
                 with open(archive, "rb") as file:
                     await request.send_input(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-                result = output.result(await asyncio.shield(request.answer))
+                problem = error_of(await asyncio.shield(request.answer))
             finally:
                 request.cancel()
         except (CommandServerGone, WorkerDied):
             raise SpawnFailed("copy files into the container", None, "the container ended") from None
-        if not result.success:
-            raise SpawnFailed("copy files into the container", None, (result.output.splitlines() or ["?"])[-1])
+        if problem is not None:
+            raise SpawnFailed("copy files into the container", None, str(problem))
 
     # --- packages ---------------------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ def portable_python() -> tuple[tuple[str, ...], bytes]:
     """The paths of the loader, of its libraries and of the program in the archive, and the archive.
 
     It brings the loader and the shared libraries, so the image needs nothing but the same processor. Only modules that
-    commands and files need are in it, 10 to 40 MB."""
+    commands and files need are in it, 10 to 30 MB."""
     listed = subprocess.run(
         [sys.executable, "-I", "-S", "-c", _LIST_MODULES, str(GUEST.parent), GUEST.name],
         capture_output=True,

@@ -12,7 +12,7 @@ from carrel.errors import CarrelError, ExecutorClosed, NoPython, WorkerLost, Wor
 from carrel.execution.channels import CommandClient, CommandServerGone, Record
 from carrel.execution.commands_and_files import CommandsAndFiles
 from carrel.execution.config import ProcessSettings
-from carrel.execution.connection import Recovery, StateFile, WorkerConnection
+from carrel.execution.connection import Recovery, SpawnFailed, StateFile, WorkerConnection
 from carrel.execution.executor import ExecutionResult, ExecutorCheckpoint, Handler, Output, Variable
 from carrel.execution.host_calls import known_errors
 from carrel.execution.packages import Packages
@@ -65,9 +65,20 @@ class WorkerExecutor(CommandsAndFiles):
 
     async def start(self) -> None:
         async with self._turn:
-            await self._started()
+            await self._connected()
 
     async def _started(self) -> WorkerConnection[Any]:
+        """The connection to a worker that is ready; in a container, commands do not wait for that."""
+        connection = await self._connected()
+        if not connection.is_ready:
+            try:
+                await connection.wait_ready("start")
+            except SpawnFailed:
+                await self._drop_connection()
+                raise
+        return connection
+
+    async def _connected(self) -> WorkerConnection[Any]:
         if self._closed:
             raise ExecutorClosed("this executor is closed; make another")
         if self._connection is None:
@@ -160,7 +171,7 @@ class WorkerExecutor(CommandsAndFiles):
                 return closed_result()
             try:
                 connection = self._connection
-                if connection is None or not connection.worker_alive:
+                if connection is None or not (connection.worker_alive and connection.is_ready):
                     connection = await self._started()
             except (CarrelError, OSError) as problem:
                 return closed_result() if self._closed else failed_result(type(problem).__name__, str(problem))

@@ -322,13 +322,13 @@ class SampleExecutor(SubprocessExecutor):
         twin.config, twin.prepared, twin.handlers = self.config, self.prepared, dict(self.handlers)
         return twin
 
-    async def _started(self) -> WorkerConnection[Any]:
+    async def _connected(self) -> WorkerConnection[Any]:
         if self.prepared is None:
             self.prepared = await prepare_sample(self.sample, self.cache, sandbox=self.config.sandbox)
             assert isinstance(self.prepared.config, SubprocessConfig)
             self.config = _changed(self.prepared.config, *self._options)
         self.holds = self.prepared
-        return await super()._started()
+        return await super()._connected()
 
 
 class ContainerSampleExecutor(ContainerExecutor):

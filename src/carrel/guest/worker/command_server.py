@@ -132,6 +132,7 @@ class CommandServer:
             "kill": self._kill,
             "read": self._read,
             "write": self._write,
+            "unpack": self._unpack,
             "list": self._list,
         }
         self._file_operations: dict[str, Callable[[str, Record], Record | None]] = {
@@ -206,7 +207,7 @@ class CommandServer:
         try:
             if operation == "command":
                 active = self._new_command(number, record, window)
-            elif operation in ("read", "write"):
+            elif operation in ("read", "write", "unpack"):
                 active = Transfer()
         except (ValueError, TypeError) as problem:
             self._done(number, **self._error(problem, record))
@@ -386,6 +387,13 @@ class CommandServer:
             writer.abort()
         self._done(number, size=size, cancelled=transfer.cancelled)
 
+    def _unpack(self, number: int, record: Record) -> None:
+        transfer, window = self._active[number]
+        assert isinstance(transfer, Transfer)
+        remove = [str(name) for name in record.get("remove") or ()]
+        files.unpack(_Content(transfer, window), self._path(record["path"]), remove)
+        self._done(number, cancelled=transfer.cancelled)
+
     def _list(self, number: int, record: Record) -> None:
         entries: list[Record] = []
         for entry in files.list_folder(self._path(record["path"]), recursive=record.get("recursive") is True):
@@ -395,6 +403,28 @@ class CommandServer:
                 entries = []
         self._send_record({"op": "entries", "id": number, "entries": entries})
         self._done(number)
+
+
+class _Content:
+    """What the host sends, as a file to read from."""
+
+    def __init__(self, transfer: Transfer, window: InputWindow) -> None:
+        self._transfer, self._window = transfer, window
+        self._piece, self._at = b"", 0
+
+    def read(self, size: int) -> bytes:
+        parts = []
+        while size:
+            if self._at == len(self._piece):
+                self._piece, self._at = self._transfer.next_piece(), 0
+                if not self._piece:
+                    break
+                self._window.taken(len(self._piece))
+            part = self._piece[self._at : self._at + size]
+            parts.append(part)
+            self._at += len(part)
+            size -= len(part)
+        return b"".join(parts)
 
 
 def _read_frame(stream: Any) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import importlib
 import json
 import os
 import re
@@ -34,7 +35,7 @@ from ..processes import (
     set_standard_streams,
     set_title,
 )
-from . import command_server, main
+from . import command_server
 from .container_facts import killed_for_memory, python_facts
 from .state_transfer import StateTransfer
 
@@ -49,6 +50,8 @@ STATE, SAVE = b"v", b"w"
 _MAX_READ = 1 << 16
 _REPORT_AFTER = 1 << 20
 _MAX_DISCARDED = 64
+_WARM_AFTER = 0.2
+"""Seconds without a request after which the worker's modules are loaded ahead."""
 _MAX_PID = 1 << 22
 _HAS_FDS = re.compile(rb'"fds":(\d{1,3})\}\Z')
 
@@ -91,8 +94,15 @@ class ContainerInit:
     def serve(self) -> None:
         """Never returns."""
         self._send_control({"op": "begun", "facts": python_facts()})
+        is_warm = False
         while True:
-            for key, mask in self._selector.select():
+            events = self._selector.select(None if is_warm else _WARM_AFTER)
+            if not events:
+                # It waits for a session: workers of this process need not load their modules then.
+                is_warm = True
+                with contextlib.suppress(ImportError):  # A Python that was brought along has none for a worker.
+                    importlib.import_module(".main", __package__)
+            for key, mask in events:
                 if self._selector.get_map().get(key.fd) is key:
                     key.data(mask)
 
@@ -234,7 +244,7 @@ class ContainerInit:
         streams = self._fresh_pipes()
         pid = os.fork()
         if pid == 0:
-            self._become(main.run, theirs.detach(), streams)
+            self._become(_run_worker, theirs.detach(), streams)
         theirs.close()
         for fd in streams:
             os.close(fd)
@@ -494,6 +504,11 @@ class ContainerInit:
         self._discarded.remove(fd)
         self._unwatch(fd)
         os.close(fd)
+
+
+def _run_worker(channel: int, init: int, settings: dict[str, Any]) -> None:
+    """Load the worker's modules in its own process, while this one goes on: the first command does not need them."""
+    importlib.import_module(".main", __package__).run(channel, init, settings)
 
 
 def _signal(pid: int, number: int) -> None:
