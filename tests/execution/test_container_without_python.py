@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +27,7 @@ OLD = '#!/bin/sh\necho "no usable Python: it is version 3.6.8" >&2\nexit 1\n'
 @pytest.fixture(params=["none", "old", "broken"])
 def image(docker_engine: str, request: pytest.FixtureRequest) -> Iterator[str]:
     """From scratch: without Python, with one that is too old, and with one whose library is missing."""
-    name = f"carrel-tests-no-python-{request.param}:1"
+    name = f"carrel-tests-no-python-{request.param}:{os.getpid()}"
     programs = [*PROGRAMS, "python3"] if request.param == "broken" else PROGRAMS
     make_bare_image(docker_engine, name, programs, {"bin/python3": OLD} if request.param == "old" else {})
     yield name
