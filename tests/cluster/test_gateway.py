@@ -56,6 +56,16 @@ def test_a_fork_is_on_the_node_of_its_parent(client: httpx.Client, spread: dict[
         client.delete(f"/sessions/{fork['session_id']}")
 
 
+def test_a_node_neither_pauses_nor_closes_a_session_of_another(
+    cluster: ClusterProcesses, client: httpx.Client, spread: dict[str, str]
+) -> None:
+    (_, session_id), (other, _) = spread.items()
+    with cluster.client(cluster.nodes[other]) as direct:
+        assert direct.delete(f"/sessions/{session_id}").status_code == 421
+        assert direct.post(f"/sessions/{session_id}/pause").json()["code"] == "SessionElsewhere"
+    assert client.get(f"/sessions/{session_id}").json()["status"] == "ready"
+
+
 def test_a_verdict_and_its_output(client: httpx.Client, spread: dict[str, str]) -> None:
     for session_id in spread.values():
         job = client.post(f"/sessions/{session_id}/verify", headers={"Prefer": "wait=55"}).json()

@@ -227,11 +227,7 @@ class SessionManager:
         if self.live_count >= self.settings.max_sessions:
             raise TooManySessions(f"this server has {self.live_count} live sessions, which is its maximum")
         hosted = HostedSession(
-            record,
-            self.records,
-            verifications=self._verifications,
-            hide_paths=self.hide_paths,
-            resumes=resumes,
+            record, self.records, verifications=self._verifications, hide_paths=self.hide_paths, resumes=resumes
         )
         self._hosted[record.session_id] = hosted
         return hosted
@@ -239,6 +235,7 @@ class SessionManager:
     async def pause(self, user: str, session_id: str) -> SessionRecord:
         """Save and close a durable session; one that is paused stays as it is."""
         record = await self.get(user, session_id)
+        self._refuse_elsewhere(record)
         hosted = self._hosted.get(session_id)
         if not record.durable:
             raise SessionNotReady("the session is not durable, so it cannot be paused; create one with `durable: true`")
@@ -358,13 +355,16 @@ class SessionManager:
         """Return a live session; SessionNotReady if it has ended or is being closed."""
         record = await self.get(user, session_id)
         hosted = self._hosted.get(session_id)
-        if hosted is None and record.is_live and record.node not in (None, self.settings.name):
-            raise SessionElsewhere(f"session {session_id} is on node {record.node}")
+        self._refuse_elsewhere(record)
         if hosted is None and record.error is not None and record.error.code == NODE_LOST:
             raise NodeLost(f"session {session_id}: {record.error.message}")
         if hosted is None or hosted.ending is not None:
             raise HostedSession.not_ready((hosted and hosted.ending) or record.status, record.error)
         return hosted
+
+    def _refuse_elsewhere(self, record: SessionRecord) -> None:
+        if record.is_live and record.node not in (None, self.settings.name) and record.session_id not in self._hosted:
+            raise SessionElsewhere(f"session {record.session_id} is on node {record.node}")
 
     async def wait_ready(self, user: str, session_id: str, seconds: float | None = None) -> SessionRecord:
         """Return the record when the session is ready or has failed, or as it is when the time is up."""
@@ -513,6 +513,7 @@ class SessionManager:
     async def close(self, user: str, session_id: str) -> SessionRecord:
         """End a session; one that has ended stays as it is. A durable one is paused, and ended the second time."""
         record = await self.get(user, session_id)
+        self._refuse_elsewhere(record)
         hosted = self._hosted.get(session_id)
         if hosted is not None:
             record = await self._end(hosted, "its user closed it", closed=True)
