@@ -33,12 +33,7 @@ from carrel.errors import (
 from carrel.server.app import uvicorn_config
 from carrel.server.auth import ApiKey, ApiKeys, AuthMiddleware
 from carrel.server.listener import Listener, bind, url_of
-from carrel.server.middleware import (
-    BodyLimitMiddleware,
-    BodyTooLarge,
-    HttpMetrics,
-    request_id,
-)
+from carrel.server.middleware import BodyLimitMiddleware, HttpMetrics, request_id
 from carrel.server.node import node_infos
 from carrel.server.records import SESSION_ID, now, session_id_from
 from carrel.server.responses import PREFIX, send_error, send_json
@@ -222,8 +217,6 @@ class Gateway:
             return
         try:
             await self._answer(request)
-        except BodyTooLarge:
-            raise
         except NoAnswer as problem:
             await self._refuse(request, problem)
         except (StorageError, TimeoutError) as problem:

@@ -8,7 +8,6 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self, get_args
 from uuid import uuid4
 
@@ -29,13 +28,7 @@ from carrel.conversation.session_list import SessionListing
 from carrel.conversation.session_state import checked_fields, checked_id, new_meta, position_of
 from carrel.conversation.usage import Price, Usage, UsageCount
 from carrel.embedding import EmbedderOption, choose_embedder
-from carrel.errors import (
-    ConfigurationError,
-    MetadataRefused,
-    SessionExists,
-    SessionTooNew,
-    StorageError,
-)
+from carrel.errors import ConfigurationError, MetadataRefused, SessionExists, SessionTooNew, StorageError
 from carrel.events import Event, EventType, bus
 from carrel.home import resolve_sessions_dir
 from carrel.storage.base import MISSING, Expected, Store, locked
@@ -95,9 +88,7 @@ class SessionStore:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -287,11 +278,8 @@ class SessionStore:
         """Return a text without the secrets that this store replaces in messages."""
         return str(self._logs.redacted_value(text))
 
-    async def delete_session(self, session_id: str) -> bool:
-        """Delete the session with all its files; False if there is none."""
-        return await self._delete(session_id)
-
-    async def _delete(self, session_id: str, *, expect: Expected = None) -> bool:
+    async def delete_session(self, session_id: str, *, expect: Expected = None) -> bool:
+        """Delete the session with all its files; False if there is none, or `expect` is not its log's stamp."""
         title = ""
         if bus.subscribers:
             with suppress(SessionTooNew):
@@ -353,8 +341,7 @@ class SessionStore:
 
     async def last_seq(self, session_id: str) -> int:
         """Return the sequence number of the newest entry, 0 without one."""
-        meta = await self.read_meta(session_id)
-        return await self._logs.reader(session_id).last_seq(hint=position_of(meta))
+        return await self._logs.reader(session_id).last_seq(hint=position_of(await self.read_meta(session_id)))
 
     async def iter_messages(self, session_id: str) -> AsyncIterator[ConversationMessage]:
         """Iterate over the visible messages as they were written; memory does not grow with the log."""
@@ -535,7 +522,7 @@ class SessionStore:
         if dry_run:
             return chosen
         # A session that was changed since then is not deleted.
-        return [meta for meta in chosen if await self._delete(meta["id"], expect=logs.get(meta["id"], MISSING))]
+        return [meta for meta in chosen if await self.delete_session(meta["id"], expect=logs.get(meta["id"], MISSING))]
 
     async def import_file(
         self, path: Path | str, *, all_branches: bool = False, again: bool = False

@@ -468,8 +468,7 @@ def arguments_object(piece: WireBlock, report: Converted) -> dict[str, Any]:
     if isinstance(value, dict) and value:
         return value
     text = arguments_text(piece)
-    known = parse_object(text)
-    if known is not None or not text.strip():
+    if (known := parse_object(text)) is not None or not text.strip():
         return known or {}
     report.change(piece.at, "arguments", f"they are not a JSON object; sent as text under {INVALID_JSON!r}")
     return {INVALID_JSON: text}
@@ -504,10 +503,9 @@ class Media(NamedTuple):
         return bool(TEXT_KINDS.match(self.mime_type))
 
 
+_COMMON_IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 IMAGES = {
-    **dict.fromkeys(
-        ("anthropic", "openai_chat", "openai_responses"), ("image/jpeg", "image/png", "image/gif", "image/webp")
-    ),
+    **dict.fromkeys(("anthropic", "openai_chat", "openai_responses"), _COMMON_IMAGES),
     "gemini": ("image/jpeg", "image/png", "image/webp", "image/heic", "image/heif"),
 }
 """Accepted image types; an image of another type makes the provider refuse the whole request."""
@@ -532,10 +530,9 @@ def media_of(piece: WireBlock, provider: str, report: Converted) -> Media | None
             report.drop(piece.at, piece.kind, "its data is not base64")
             return None
         return Media(kind, clean, "", name)
-    if url:
-        return Media(kind, "", url, name)
-    report.drop(piece.at, piece.kind, "it has neither data with a mime_type nor a url")
-    return None
+    if not url:
+        report.drop(piece.at, piece.kind, "it has neither data with a mime_type nor a url")
+    return Media(kind, "", url, name) if url else None
 
 
 def split_data_url(address: str) -> tuple[str, str] | None:
