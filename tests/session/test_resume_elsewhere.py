@@ -19,6 +19,7 @@ from carrel.errors import StateNotSaved
 from carrel.execution.config import SubprocessConfig
 from carrel.execution.packed_state import StateImport, pack_files
 from carrel.execution.subprocess_executor import SubprocessExecutor
+from carrel.session.durable import delete_state
 from carrel.storage.server_parts import RenewedLock
 from tests.support.missing_parts import skip_without
 from tests.support.real_postgres import NoPostgres, RealPostgres
@@ -157,6 +158,21 @@ async def test_a_lock_that_ran_out_is_taken_again_unless_another_process_has_the
         await session.run("x = 2")
     async with opened("two") as other:
         assert (await other.run("x")).value == 2
+
+
+async def test_what_a_killed_process_had_open_can_be_deleted_soon(opened: Open) -> None:
+    async with opened("one") as session:
+        await session.run("x = 1")
+    other = opened("two")
+    lock = await other.storage.store.lock("sessions/report/workspace-state/open")
+    assert isinstance(lock, RenewedLock)
+    assert lock._renewing is not None
+    lock._renewing.cancel()  # as if its process had been killed
+    with pytest.raises(SessionBusy):
+        await delete_state(other.storage, "report")
+    await delete_state(other.storage, "report", seconds=60)
+    assert await other.storage.store.list("sessions/report/workspace-state") == []
+    await other.close()
 
 
 async def test_a_damaged_store_costs_files_and_variables_but_opens(opened: Open) -> None:

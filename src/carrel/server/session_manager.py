@@ -73,6 +73,8 @@ from carrel.wire.verification import ErrorInfo, Job
 
 logger = logging.getLogger(__name__)
 
+_LOCK_SECONDS = 15.0
+"""How long closing a paused session waits for the lock of the node that had it, if that was killed."""
 HOLD_SECONDS = 1.0
 """How long a GET of something unfinished is held: clients of this API repeat it only after 3 seconds."""
 
@@ -518,7 +520,7 @@ class SessionManager:
         if hosted is not None:
             record = await self._end(hosted, "its user closed it", closed=True)
         elif record.lifecycle == "paused":
-            await delete_state(self.storage, session_id)
+            await delete_state(self.storage, session_id, seconds=_LOCK_SECONDS)
             record = record.model_copy(update={"lifecycle": "ended"})
             await self.records.save_session(record)
         if self.node is not None:  # What is answered must be known to the others, should this node be lost.

@@ -207,12 +207,17 @@ async def request_pause(store: Store, session_id: str, seconds: float = _PAUSE_S
     raise busy(session_id, owner)
 
 
-async def delete_state(storage: StorageBackend, session_id: str) -> None:
-    """Remove the files and variables of a durable session; SessionBusy if a process has it open."""
+async def delete_state(storage: StorageBackend, session_id: str, *, seconds: float = 0.0) -> None:
+    """Remove the files and variables of a durable session; SessionBusy if a process has it open.
+
+    `seconds` is how long to wait for its lock: in a shared store, that of a killed process is free some seconds later.
+    """
     store, base = store_of(storage), state_base(storage)
-    lock = await store.lock(state_key(session_id, "open"), wait=False)
-    if lock is None:
-        raise busy(session_id, await owner_of(store, session_id))
+    end = time.monotonic() + seconds
+    while (lock := await store.lock(state_key(session_id, "open"), wait=False)) is None:
+        if time.monotonic() >= end:
+            raise busy(session_id, await owner_of(store, session_id))
+        await asyncio.sleep(0.2)
     try:
         if base is not None:
             folder = base / "sessions" / session_id / "workspace-state"
