@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import redis
 
 from tests.support.cluster import ClusterProcesses
 from tests.support.real_redis import RealRedis
@@ -16,8 +17,10 @@ NewCluster = Callable[..., ClusterProcesses]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, redis_server: RealRedis) -> Iterator[ClusterProcesses]:
-    """Two nodes and a gateway that all tests of a file share."""
-    running = ClusterProcesses(tmp_path_factory.mktemp("cluster"), f"{redis_server.url[:-1]}1")
+    """Two nodes and a gateway that all tests of a file share, on an empty database of the Redis."""
+    store = f"{redis_server.url[:-1]}1"
+    redis.from_url(store).flushdb()
+    running = ClusterProcesses(tmp_path_factory.mktemp("cluster"), store)
     running.add_node("n1")
     running.add_node("n2")
     running.add_gateway()

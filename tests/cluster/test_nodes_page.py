@@ -12,7 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright import sync_api
 
 from carrel.version import __version__
-from tests.support.cluster import CarrelProcess, ClusterProcesses
+from tests.support.cluster import CarrelProcess, ClusterProcesses, wait_for
 from tests.support.missing_parts import skip_without
 from tests.support.server_process import create_session
 
@@ -35,6 +35,8 @@ def page(server: CarrelProcess, cluster: ClusterProcesses) -> Iterator[httpx.Cli
 
 
 def test_each_node_is_a_row(page: httpx.Client, cluster: ClusterProcesses) -> None:
+    # A node looks at the others only now and then.
+    wait_for(lambda: len(page.get("/nodes", headers=JSON).json()["nodes"]) == 2)
     text = page.get("/nodes").text
     found = page.get("/nodes", headers=JSON).json()["nodes"]
     assert [(node["name"], node["state"], node["version"]) for node in found] == [

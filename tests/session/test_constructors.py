@@ -77,11 +77,7 @@ def test_a_storage_expands_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("make", [Session.from_base, Session.subprocess, Session.inprocess, Session.container])
 def test_every_constructor_takes_persist_and_an_id(make: Callable[..., Session], tmp_path: Path) -> None:
-    if make == Session.container:
-        with pytest.raises(ConfigurationError, match="ContainerExecutor cannot keep"):
-            make(tmp_path, persist=True)
-    else:
-        assert make(tmp_path, persist=True).id != ""
+    assert make(tmp_path, persist=True).id != ""
     assert make(tmp_path, persist=False, session_id="").id != ""
     assert make(tmp_path, persist=None, session_id="named").id == "named"
 
