@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright import sync_api
 
 from carrel.version import __version__
-from tests.support.cluster import CarrelProcess, ClusterProcesses, wait_for
+from tests.support.cluster import CarrelProcess, ClusterProcesses, nodes_of, wait_for
 from tests.support.missing_parts import skip_without
 from tests.support.server_process import create_session
 
@@ -34,9 +35,14 @@ def page(server: CarrelProcess, cluster: ClusterProcesses) -> Iterator[httpx.Cli
         yield page
 
 
+def _sees_two(client: httpx.Client) -> bool:
+    return len(nodes_of(client)) == 2
+
+
 def test_each_node_is_a_row(page: httpx.Client, cluster: ClusterProcesses) -> None:
-    # A node looks at the others only now and then.
-    wait_for(lambda: len(page.get("/nodes", headers=JSON).json()["nodes"]) == 2)
+    for process in cluster.nodes.values():  # Each looks at the others only now and then.
+        with cluster.client(process) as client:
+            wait_for(partial(_sees_two, client))
     text = page.get("/nodes").text
     found = page.get("/nodes", headers=JSON).json()["nodes"]
     assert [(node["name"], node["state"], node["version"]) for node in found] == [
