@@ -99,7 +99,7 @@ async def get_sessions(
 
 @router.get("/sessions/{session_id}", tags=["sessions"])
 async def get_session(manager: ManagerDep, user: UserDep, wait: WaitDep, session_id: str) -> SessionRecord:
-    """A session as it is; one that is being created is waited for, for a second."""
+    """A session; while it is being created, the answer waits for up to a second."""
     return with_duration(await manager.wait_ready(user, session_id, wait))
 
 
@@ -133,7 +133,7 @@ async def fork_session(
     session_id: str,
     request: ForkSession | None = None,
 ) -> SessionRecord:
-    """Create a session with the same variables, files and conversation; from then on they are apart."""
+    """Create a session with the same variables, files and conversation; later changes are separate."""
     fork = await manager.fork(user, session_id, request or ForkSession(), request_id)
     return with_duration(await manager.wait_ready(user, fork.session_id, MAX_WAIT if wait is None else wait))
 
@@ -226,7 +226,7 @@ async def start_verification(
 async def get_verification(
     manager: ManagerDep, user: UserDep, key: KeyDep, wait: WaitDep, session_id: str, job_id: str
 ) -> Job:
-    """A verification as it is; one that runs is waited for, for a second."""
+    """A verification; while it runs, the answer waits for up to a second."""
     return _visible(await manager.wait(user, session_id, Job, job_id, wait), key)
 
 

@@ -86,7 +86,7 @@ async def run_command(
 async def get_command(
     manager: ManagerDep, user: UserDep, wait: WaitDep, session_id: str, interaction_id: str
 ) -> Interaction:
-    """A command and its result; one that runs is waited for, for a second."""
+    """A command and its result; while it runs, the answer waits for up to a second."""
     return await manager.wait(user, session_id, Interaction, interaction_id, wait)
 
 
@@ -129,7 +129,7 @@ async def interrupt(manager: ManagerDep, user: UserDep, session_id: str) -> Inte
 
 @router.get("/sessions/{session_id}/variables", tags=["code"])
 async def get_variables(manager: ManagerDep, user: UserDep, session_id: str, at: AtDep = None) -> VariableList:
-    """The variables of the session's Python, by name; after code that is running. With `at`, as they were recorded."""
+    """The variables of the session's Python, by name; waits for running code. With `at`, as they were recorded."""
     if at is not None:
         state = await manager.state(user, session_id, at)
         recorded = [
@@ -146,7 +146,7 @@ async def get_variables(manager: ManagerDep, user: UserDep, session_id: str, at:
 
 @router.get("/sessions/{session_id}/files", tags=["files"])
 async def get_workspace(manager: ManagerDep, user: UserDep, session_id: str, at: AtDep = None) -> FolderListing:
-    """The entries of the workspace; with `at`, those that had been changed there."""
+    """The entries of the workspace; with `at`, those that had been changed at that point."""
     if at is not None:
         found = await manager.recorded_file(user, session_id, ".", at)
         return _listing(found if isinstance(found, list) else [])
