@@ -521,7 +521,8 @@ class SessionManager:
             record = await self._end(hosted, "its user closed it", closed=True)
         elif record.lifecycle == "paused":
             await delete_state(self.storage, session_id, seconds=_LOCK_SECONDS)
-            record = record.model_copy(update={"lifecycle": "ended"})
+            node = self.node.name if self.node is not None else record.node  # the one that has ended it
+            record = record.model_copy(update={"lifecycle": "ended", "node": node})
             await self.records.save_session(record)
         if self.node is not None:  # What is answered must be known to the others, should this node be lost.
             await self.records.ensure_saved(session_id)
