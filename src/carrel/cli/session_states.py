@@ -83,10 +83,18 @@ class SessionStates:
             raise busy(session_id, owner)
 
     async def remove_volumes(self, session_id: str) -> None:
-        """Remove the volumes of a session in a container that no process has open, before its folder is deleted, which
-        has their names."""
-        if self._folder.name == "sessions" and await owner_of(self._store, session_id) is None:
+        """Remove the volumes of a session in a container, before its folder is deleted, which has their names.
+
+        SessionBusy if a process has it open."""
+        if self._folder.name != "sessions":
+            return
+        lock = await self._store.lock(state_key(session_id, "open"), wait=False)
+        if lock is None:
+            raise busy(session_id, await owner_of(self._store, session_id))
+        try:
             await asyncio.to_thread(remove_volumes, session_id, self._folder / session_id / "workspace-state")
+        finally:
+            await lock.release()
 
     async def pause(self, session_id: str, seconds: float) -> bool:
         """Ask the process that has it open to save and close it; False if none had."""

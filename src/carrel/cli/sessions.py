@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,6 +47,7 @@ from carrel.cli.output import (
 )
 from carrel.cli.session_files import export_session, import_sessions
 from carrel.cli.session_states import SessionStates, print_state, unsaid_meta, with_states
+from carrel.errors import SandboxUnavailable, SessionBusy
 from carrel.storage.files.store import FileStore
 from carrel.text import count_messages, readable_time
 from carrel.tracing import TraceLog
@@ -383,7 +385,11 @@ async def prune(
         if yes:
             counted = {meta["id"]: meta for meta in selected}
             for meta in selected:
-                await SessionStates(store).remove_volumes(meta["id"])
+                try:
+                    await SessionStates(store).remove_volumes(meta["id"])
+                except (SessionBusy, SandboxUnavailable) as problem:
+                    print(f"{meta['id']} is kept: {problem}", file=sys.stderr)
+                    is_open.append(meta["id"])
             deleted = await store.prune(age, keep_labelled=not labelled, dry_run=False, keep=is_open)
             selected = [counted.get(meta["id"], meta) for meta in deleted]
         if as_json:

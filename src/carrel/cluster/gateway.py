@@ -168,7 +168,7 @@ class Gateway:
             await asyncio.sleep(LOOK_SECONDS * self._random.uniform(0.8, 1.2))
             try:
                 await self._look()
-            except StorageError as problem:
+            except (StorageError, ValueError) as problem:  # ValueError: a URL that no node of ours has written.
                 logger.warning("the nodes are not known at the moment: %s", problem)
 
     async def _look(self) -> None:

@@ -171,6 +171,7 @@ class ContainerExecutor(DurableExecutor):
         connection = WorkerConnection(transport, self.handlers)
         if self._state is not None:
             transport.state_folder = HOME
+            transport.max_state = config.limits.disk if isinstance(config.limits.disk, int) else None
         try:
             environment = environment_of(config, transport.facts["path"], with_packages=not self._why_no_code)
             transport.configure(self._settings(), environment)

@@ -48,7 +48,8 @@ _ENGINE_STDERR = 2
 _PIECE = 1 << 20
 _MAX_STDERR = 4000
 _NOT_STARTED = re.compile(
-    r"no usable Python|no Python frame|no such file|not found|shared librar|Error:", re.IGNORECASE
+    r"no usable Python|no Python frame|no such file|not found|shared librar|(?:Syntax|Import|NotFound|Attribute)Error:",
+    re.IGNORECASE,
 )
 """In the last line that a Python wrote which cannot run the worker's program."""
 
@@ -81,6 +82,8 @@ class ContainerTransport:
         self._incoming_state: IncomingState | None = None
         self.state_folder = "/tmp"
         """A folder in the container with room for saved variables on their way."""
+        self.max_state: int | None = None
+        """How many bytes of saved variables are taken at most."""
         self.state_problem = ""
         self.facts: Record = {}
         """What the first process has reported about the Python in the image."""
@@ -172,7 +175,7 @@ class ContainerTransport:
             return
         if self._incoming_state is not None:
             self._incoming_state.close()
-        self._incoming_state = IncomingState(0 if run == "save" else int(record["id"]), fds)
+        self._incoming_state = IncomingState(0 if run == "save" else int(record["id"]), fds, self.max_state)
 
     def start_run(self, send: Callable[[Sequence[int]], None], *, fresh_pipes: bool) -> None:
         self._run_channel = FRESH if fresh_pipes else RUN
@@ -244,6 +247,8 @@ class ContainerTransport:
         elif channel == STATE:
             if self._incoming_state is not None:
                 self._incoming_state.add(content)
+                if self._incoming_state.is_too_large:
+                    self._stream_broke("it sent more saved variables than limits.disk")
         elif channel == CONTROL:
             try:
                 self._take_report(json.loads(content))
@@ -354,11 +359,16 @@ class ContainerTransport:
 class IncomingState:
     """Saved variables that come from a container, and where they go."""
 
-    def __init__(self, number: int, fds: Sequence[int]) -> None:
-        """`fds` are a file, and perhaps a pipe for a report; the caller may close them."""
+    def __init__(self, number: int, fds: Sequence[int], most: int | None = None) -> None:
+        """`fds` are a file, and perhaps a pipe for a report; the caller may close them. `most` bytes are taken."""
         self._number, self._is_mine = number, False
+        self._left = sys.maxsize if most is None else most
         self.problem = ""
         self._fds = [os.dup(fd) for fd in fds]
+
+    @property
+    def is_too_large(self) -> bool:
+        return self._left < 0
 
     def begin(self, number: int) -> None:
         """Ignores what an earlier save sends, for which the host has not waited."""
@@ -366,6 +376,10 @@ class IncomingState:
 
     def add(self, content: bytes) -> None:
         left = memoryview(content if self._is_mine and self._fds and not self.problem else b"")
+        self._left -= len(left)
+        if self._left < 0:
+            self.problem = "they are larger than limits.disk"
+            return
         try:
             while left:
                 left = left[os.write(self._fds[0], left) :]

@@ -113,8 +113,12 @@ async def used_space(
             request = client.begin({"op": "command", "command": command, "timeout": _COUNT_TIME}, on_piece=output.add)
             async with asyncio.timeout(2 * _COUNT_TIME):
                 answer = await asyncio.shield(request.answer)
-            return int(output.result(answer).stdout)
+            result = output.result(answer)
+            if result.exit_code == 0:
+                return int(result.stdout)
         except (CommandServerGone, WorkerDied, TimeoutError, ValueError):
             if not connection.alive:
                 return 0
+        # Where the session is at its limit of processes only for a moment, it is not ended for that.
+        await asyncio.sleep(1)
     return otherwise

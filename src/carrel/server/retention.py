@@ -8,7 +8,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from datetime import timedelta
 
-from carrel.errors import CarrelError, SandboxUnavailable, StorageError
+from carrel.errors import CarrelError, SandboxUnavailable, SessionBusy, StorageError
 from carrel.server.answers import AnswerStore
 from carrel.server.approvals import ApprovalQueue
 from carrel.server.records import RecordStore, now
@@ -79,7 +79,7 @@ class Retention:
                 try:
                     # First: the folder of the conversation has the names of a container's volumes.
                     await delete_state(self._storage, record.session_id)
-                except SandboxUnavailable as problem:
+                except (SandboxUnavailable, SessionBusy) as problem:
                     logger.warning("%s", problem)
                     continue
                 await conversations.delete_session(record.session_id)

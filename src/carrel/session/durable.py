@@ -210,8 +210,7 @@ async def request_pause(store: Store, session_id: str, seconds: float = _PAUSE_S
 async def delete_state(storage: StorageBackend, session_id: str, *, seconds: float = 0.0) -> None:
     """Remove the files and variables of a durable session; SessionBusy if a process has it open.
 
-    `seconds` is how long to wait for its lock: in a shared store, that of a killed process is free some seconds later.
-    """
+    In a shared store the lock of a killed process is free only some `seconds` later."""
     store, base = store_of(storage), state_base(storage)
     end = time.monotonic() + seconds
     while (lock := await store.lock(state_key(session_id, "open"), wait=False)) is None:
@@ -398,7 +397,7 @@ class DurableState:
             with suppress(StorageError):
                 async for _, record in self._store.watch(state_key(self._id, "requests.jsonl"), 1):
                     if record == b'{"op":"pause"}':
-                        self._tasks.append(asyncio.create_task(_call(self._pause)))
+                        self._tasks.append(asyncio.ensure_future(self._pause()))
                         return
             await asyncio.sleep(_STORE_SECONDS)
 
@@ -408,19 +407,19 @@ class DurableState:
             lock = self._lock = await self._take_again()
         logger.error("the session %s was taken over by another process; it ends here, and is not saved", self._id)
         self._closing = True
-        self._tasks.append(asyncio.create_task(_call(self._pause)))
+        self._tasks.append(asyncio.ensure_future(self._pause()))
 
     async def _take_again(self) -> Lock | None:
         """Take the lock once more, unless another process has opened the session since it was lost."""
+        lock: Lock | None = None
         while True:
-            try:
-                lock = await self._store.lock(state_key(self._id, "open"), wait=False)
+            with suppress(StorageError):
+                lock = self._lock = lock or await self._store.lock(state_key(self._id, "open"), wait=False)
                 if lock is None or await self._own_stamp() is not None:
                     return lock
                 await lock.release()
                 return None
-            except StorageError:
-                await asyncio.sleep(_STORE_SECONDS)
+            await asyncio.sleep(_STORE_SECONDS)
 
     async def _own_stamp(self) -> Stamp | None:
         """Return the version of the record if this process has written it, else None."""
@@ -545,10 +544,6 @@ class DurableState:
                 self._lock = None
                 raise busy(self._id, await owner_of(self._store, self._id))
             self._stamp = stamp
-
-
-async def _call(function: Callable[[], Awaitable[Any]]) -> None:
-    await function()
 
 
 def _now() -> str:

@@ -14,7 +14,7 @@ from typing import Any, get_args
 from carrel.conversation.messages import SessionMeta
 from carrel.conversation.replay import Numbered
 from carrel.conversation.session_state import is_id
-from carrel.errors import ResultsRefused, SessionNotFound
+from carrel.errors import ResultsRefused, SessionError, SessionNotFound
 from carrel.server.records import RecordStore
 from carrel.server.session_manager import SessionManager
 from carrel.server.web.rows import SessionRow, count_facets, facets_of, row_of, state_of, title_of
@@ -290,7 +290,10 @@ class Archive:
         if self.manager is None or user is None or row.state != "ready":
             return []
         await self.manager.flush_trace(row.id)
-        return await self.manager.checkpoints(user, row.id)
+        try:
+            return await self.manager.checkpoints(user, row.id)
+        except SessionError:
+            return []  # It is ending, or on another node.
 
     async def trace(self, user: str | None, session_id: str) -> list[tuple[int, TraceRecord]]:
         """Return the steps of a session, each with its depth: a call stands below the run that made it."""

@@ -247,9 +247,11 @@ class Pages:
         if visitor.session in (None, session_id):
             for archive in self._archives.values():
                 try:
-                    return archive, await archive.session(visitor.user, session_id)
+                    found = await archive.session(visitor.user, session_id)
                 except SessionNotFound:
                     continue
+                jobs = [job if visitor.sees_tests else job.without_tests() for job in found.jobs]
+                return archive, replace(found, jobs=jobs)
         raise SessionNotFound(f"there is no session {session_id!r}")
 
     async def _conversation(self, request: Request, visitor: Visitor) -> View:
@@ -364,8 +366,8 @@ class Pages:
 
     async def _verdicts(self, request: Request, visitor: Visitor) -> View:
         _, session = await self._find(request, visitor)
-        jobs = [job if visitor.sees_tests else job.without_tests() for job in session.jobs]
-        return View("verdicts", {"session": session, "tab": "verdicts", "jobs": jobs}, {"verdicts": jobs})
+        view = {"session": session, "tab": "verdicts", "jobs": session.jobs}
+        return View("verdicts", view, {"verdicts": session.jobs})
 
     async def _export(self, request: Request, visitor: Visitor) -> Response:
         archive, session = await self._find(request, visitor)
