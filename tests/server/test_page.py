@@ -390,7 +390,10 @@ def test_a_user_sees_and_changes_their_own_sessions(server: ServerProcess, clien
         server.keys("revoke", "other")
         assert page.get("/", headers={"Accept": "application/json"}).status_code in (200, 401)
     with logged_in(server, agent) as page:
-        assert "test_" not in page.get(f"/s/{session}/verdicts").text, "an agent sees no tests"
+        for path in ("", "/outline", "/tree", "/trace", "/variables", "/files", "/verdicts"):
+            for accept in ("text/html", "application/json"):
+                found = page.get(f"/s/{session}{path}", headers={"Accept": accept}).text
+                assert not re.search("test_(?!suite)", found), f"an agent sees no tests, also at {path} as {accept}"
         assert page.post(f"/s/{session}/do/fork").status_code == 403
 
 

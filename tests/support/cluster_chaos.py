@@ -230,7 +230,8 @@ class ChaosClient:
                     return answer.json()
                 code = answer.json().get("code", "") if answer.content else ""
                 self._tally.refused[f"{answer.status_code} {code}"] += 1
-                if is_lost(code):
+                # Where all processes of a node are killed, it may see the end of a session's before its own.
+                if is_lost(code) or "the session's Python ended" in answer.text:
                     raise NodeGone(code)
                 if answer.status_code not in (429, 502, 503):
                     self._tally.wrong.append(f"{method} {path}: {answer.status_code} {answer.text[:300]}")
