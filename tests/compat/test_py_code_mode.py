@@ -490,6 +490,7 @@ async def test_a_container(base: Path, docker_engine: str, monkeypatch: pytest.M
         assert await value(session, "import os\nos.environ['WORD']") == "inside"
         assert await value(session, "skills.double(n=2)") == 4
         assert session.supports("process_isolation")
+        assert session.supports("container_isolation")
 
 
 async def test_packages_of_an_executor(base: Path) -> None:
